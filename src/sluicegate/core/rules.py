@@ -1,0 +1,365 @@
+"""The rules of the ledger, pure and sync: admit, extend, settle, renew, sweep over a `Book` of counters and holds.
+
+They are the specification. memory and sqlite run them as they are; the Lua scripts in ledger/lua repeat them step by step, in the same order.
+Each verb is a ladder: read all, check all (a named answer on each failed check), then write all.
+
+Invariants: `held >= 0`; the sum of open holds of a counter is its `held`; a hold ends exactly once (settled, or charged at its expiry and
+perhaps corrected by a late settle); nothing changes on refusal. A settle is never refused.
+
+Counter states, by kind:
+    w  [used, held]                      o  [0, held]
+    b  [deficit, remainder, time_ms]     x = elapsed * gain + remainder, gained = x div per_ms, remainder = x mod per_ms; above the capacity: debt
+    s  {slice number: amount}            a slice counts whole while any part of it is inside the last 60
+"""
+
+from typing import Literal, Protocol
+
+import msgspec
+
+from sluicegate.core.claims import Admission, Extension, Kind, Ref, RefSet, Reply, Settled, Settlement, Swept
+
+SLICES = 60
+SWEEP_IN_ADMIT = 4
+PLENTY = 8  # all of `want` is granted at once when the room is at least this many times it
+COUNTER_GRACE_MS = 3_600_000  # a counter outlives its window by an hour
+EXPIRED_KEPT_MS = FORCED_KEPT_MS = 7 * 86_400_000
+CANCELLED_KEPT_MS = 60_000
+
+HoldState = Literal["open", "expired_held", "expired_seen", "forced", "cancelled"]
+Counter = list[int] | dict[int, int]
+
+
+class HoldClaim(msgspec.Struct, array_like=True, gc=False):
+    """What one hold took from one counter. slot: for a sliding window, the slice that admitted it."""
+
+    key: str
+    kind: Kind
+    fixed: int
+    rate: int
+    slot: int = 0
+
+
+class Hold(msgspec.Struct, array_like=True, gc=False):
+    """A hold record. Held and charged amounts are derived from it, never stored."""
+
+    version: int
+    state: HoldState
+    g: int
+    seen: int
+    tag: str
+    claims: list[HoldClaim]
+
+
+class Book(Protocol):
+    """Where counters and holds are kept. One verb runs on it at a time; writes take effect together."""
+
+    now_ms: int
+    expired_state: Literal["expired_held", "expired_seen"]
+
+    def counter(self, key: str) -> Counter | None: ...
+    def put_counter(self, key: str, kind: Kind, counter: Counter, expires_ms: int | None) -> None:
+        """expires_ms 0: never; None: stays as it is (a new counter then never expires)."""
+        ...
+
+    def hold(self, tree: str, hold_id: str) -> Hold | None: ...
+    def put_hold(self, tree: str, hold_id: str, hold: Hold, expires_ms: int | None) -> None:
+        """expires_ms None: the expiry stays as it is."""
+        ...
+
+    def drop_hold(self, tree: str, hold_id: str) -> None: ...
+    def due(self, tree: str, limit: int) -> list[str]:
+        """Ids whose expiry is at or before now, oldest first."""
+        ...
+
+
+def amount(fixed: int, rate: int, g: int) -> int:
+    """What a grant of g output tokens takes from a counter."""
+    return fixed + -(-rate * g // 1000)
+
+
+# -- verbs --------------------------------------------------------------------------------------------------------------------------------
+
+
+def admit(book: Book, a: Admission) -> Reply:
+    """Grants the largest g in [need, want] for which every counter has room, or refuses and changes nothing."""
+    swept = sweep(book, a.refs.tree, SWEEP_IN_ADMIT)
+    refs, now_ms = a.refs.refs, book.now_ms
+    existing = book.hold(a.refs.tree, a.hold_id)
+    if existing is not None and existing.state != "open":
+        return Reply("cancelled", now_ms, swept=swept)
+    if existing is not None:
+        return Reply("granted", now_ms, existing.g, max(existing.g, a.want), tuple(_state(book, ref) for ref in refs), swept)
+    if any(ref.kind == "w" and not (ref.start_ms <= now_ms and (now_ms < ref.end_ms or not ref.end_ms)) for ref in refs):
+        return Reply("stale_window", now_ms, swept=swept)
+
+    old = book.hold(a.refs.tree, a.replacing) if a.replacing else None
+    back = _given_back(old) if old is not None else {}
+    states = tuple(_less(ref, _state(book, ref), back.get(ref.key), now_ms) for ref in refs)
+    room, plenty = a.want, True
+    for i, ref in enumerate(refs):
+        fixed, rate = a.amounts[2 * i], a.amounts[2 * i + 1]
+        free = _free(ref, states[i])
+        if amount(fixed, rate, a.want) > max(free, 0):
+            room = min(room, (free - fixed) * 1000 // rate if rate and free >= fixed else -1)
+        plenty = plenty and fixed + PLENTY * (amount(fixed, rate, a.want) - fixed) <= max(free, 0)
+    if room < a.need:
+        return Reply("refused", now_ms, 0, max(room, 0), states, swept)
+
+    # From here on the admission succeeds.
+    g = room if room < a.want else a.want if plenty else max(a.need, a.aim)
+    if old is not None:
+        _end(book, a.refs, a.replacing, old, {})
+    claims = []
+    for i, ref in enumerate(refs):
+        claim = HoldClaim(ref.key, ref.kind, a.amounts[2 * i], a.amounts[2 * i + 1], now_ms // ref.per_ms if ref.kind == "s" else 0)
+        _take(book, ref, claim, amount(claim.fixed, claim.rate, g))
+        claims.append(claim)
+    book.put_hold(a.refs.tree, a.hold_id, Hold(1, "open", g, 0, a.tag, claims), now_ms + a.ttl_ms)
+    return Reply("granted", now_ms, g, room, tuple(_state(book, ref) for ref in refs), swept)
+
+
+def extend(book: Book, e: Extension) -> Reply:
+    """Raises an open hold's grant to at most `want` and at least `need` (totals), or refuses and leaves the grant as it is."""
+    hold = book.hold(e.refs.tree, e.hold_id)
+    if hold is None or hold.state in ("forced", "cancelled"):
+        return Reply("gone", book.now_ms)
+    if hold.state != "open":
+        _reopen(book, hold)
+    hold.seen = max(hold.seen, e.seen)
+    ceilings = {ref.key: ref for ref in e.refs.refs}
+    room = e.want
+    for claim in hold.claims:
+        ref = ceilings.get(claim.key)
+        if claim.kind != "w" or not claim.rate or ref is None:
+            continue
+        free = _free(ref, _state(book, ref)) + amount(claim.fixed, claim.rate, hold.g)
+        if amount(claim.fixed, claim.rate, e.want) > free:
+            room = min(room, (free - claim.fixed) * 1000 // claim.rate if free >= claim.fixed else -1)
+    granted = hold.g >= e.need or room >= e.need
+    if room > hold.g and granted:
+        for claim in hold.claims:
+            more = amount(claim.fixed, claim.rate, room) - amount(claim.fixed, claim.rate, hold.g)
+            if claim.kind == "w" and more:
+                used, held = _pair(book, claim.key)
+                book.put_counter(claim.key, "w", [used, held + more], None)
+        hold.g = room
+    book.put_hold(e.refs.tree, e.hold_id, hold, book.now_ms + e.ttl_ms)
+    states = tuple(_state(book, ref) for ref in e.refs.refs)
+    return Reply("granted" if granted else "refused", book.now_ms, hold.g, max(room, hold.g), states)
+
+
+def settle(book: Book, s: Settlement) -> Settled:
+    """Replaces a hold by what was used. Never refused; may exceed the hold: debt on refilling counters, an overrun on others."""
+    tree, now_ms = s.refs.tree, book.now_ms
+    actual = {ref.key: used for ref, used in zip(s.refs.refs, s.actual, strict=True)}
+    hold = book.hold(tree, s.hold_id)
+    if hold is None and s.mode == "settle":
+        return Settled("already", now_ms)
+    if hold is None and s.mode == "cancel":
+        book.put_hold(tree, s.hold_id, Hold(1, "cancelled", 0, 0, "", []), now_ms + CANCELLED_KEPT_MS)
+        return Settled("cancelled", now_ms)
+    if hold is None:
+        _end(book, s.refs, "", Hold(1, "open", 0, 0, "", []), actual)
+        book.put_hold(tree, s.hold_id, Hold(1, "forced", 0, 0, "", []), now_ms + FORCED_KEPT_MS)
+        return Settled("forced", now_ms)
+    if hold.state in ("forced", "cancelled"):
+        return Settled("already", now_ms)
+    late = hold.state != "open"
+    _end(book, s.refs, s.hold_id, hold, actual)
+    return Settled("late" if late else "cancelled" if s.mode == "cancel" else "settled", now_ms)
+
+
+def renew(book: Book, tree: str, hold_ids: list[str], ttl_ms: int) -> None:
+    """Puts off the expiry of open holds and reopens expired ones; ignores others."""
+    for hold_id in hold_ids:
+        hold = book.hold(tree, hold_id)
+        if hold is None or hold.state in ("forced", "cancelled"):
+            continue
+        if hold.state != "open":
+            _reopen(book, hold)
+        book.put_hold(tree, hold_id, hold, book.now_ms + ttl_ms)
+
+
+def sweep(book: Book, tree: str, limit: int) -> tuple[Swept, ...]:
+    """Charges holds whose expiry has passed (`concurrent` is released, refilling counters keep what they took); forgets old records."""
+    swept = []
+    for hold_id in book.due(tree, limit):
+        hold = book.hold(tree, hold_id)
+        if hold is None or hold.state != "open":
+            book.drop_hold(tree, hold_id)
+            continue
+        hold.state = book.expired_state
+        charged = []
+        for claim in hold.claims:
+            if claim.kind in ("w", "o"):
+                used, held = _pair(book, claim.key)
+                charge = _charged(hold, claim)
+                held = max(0, held - amount(claim.fixed, claim.rate, hold.g))
+                book.put_counter(claim.key, claim.kind, [used + charge, held], None)
+            charged.append((claim.key, _charged(hold, claim)))
+        book.put_hold(tree, hold_id, hold, book.now_ms + EXPIRED_KEPT_MS)
+        swept.append(Swept(hold_id, hold.tag, hold.g, hold.seen, tuple(charged)))
+    return tuple(swept)
+
+
+# -- steps --------------------------------------------------------------------------------------------------------------------------------
+
+
+class _Back(msgspec.Struct, gc=False):
+    """What ending a hold at nothing used gives back to one counter: from `used` (or deficit, or a slice), from `held`."""
+
+    used: int
+    held: int
+    slot: int
+
+
+def _charged(hold: Hold, claim: HoldClaim) -> int:
+    """What the expiry of a hold charges, or has charged, to one counter. Refilling counters keep what they took."""
+    if claim.kind == "o":
+        return 0
+    return amount(claim.fixed, claim.rate, hold.seen if hold.state == "expired_seen" and claim.kind == "w" else hold.g)
+
+
+def _given_back(hold: Hold) -> dict[str, _Back]:
+    back = {}
+    for claim in hold.claims:
+        taken = amount(claim.fixed, claim.rate, hold.g)
+        if claim.kind in ("b", "s"):
+            back[claim.key] = _Back(taken, 0, claim.slot)
+        elif hold.state == "open":
+            back[claim.key] = _Back(0, taken, 0)
+        else:
+            back[claim.key] = _Back(_charged(hold, claim), 0, 0)
+    return back
+
+
+def _less(ref: Ref, state: tuple[int, int], back: _Back | None, now_ms: int) -> tuple[int, int]:
+    """A counter's state as if `back` had been given back."""
+    if back is None or (ref.kind == "s" and back.slot < now_ms // ref.per_ms - SLICES):
+        return state
+    if ref.kind in ("b", "s"):
+        return max(0, state[0] - back.used), state[1]
+    return max(0, state[0] - back.used), max(0, state[1] - back.held)
+
+
+def _free(ref: Ref, state: tuple[int, int]) -> int:
+    """Room on a counter; negative while an overrun is not repaid."""
+    return ref.ceiling - state[0] - (state[1] if ref.kind in ("w", "o") else 0)
+
+
+def _pair(book: Book, key: str) -> tuple[int, int]:
+    counter = book.counter(key)
+    return (counter[0], counter[1]) if counter else (0, 0)
+
+
+def _refilled(book: Book, ref: Ref) -> list[int]:
+    """A bucket now: [deficit, remainder, time_ms]. Time never runs backwards; a full bucket keeps no remainder."""
+    counter = book.counter(ref.key)
+    if not counter:
+        return [0, 0, book.now_ms]
+    deficit, remainder, time_ms = counter[0], counter[1], counter[2]
+    x = max(0, book.now_ms - time_ms) * ref.gain + remainder
+    deficit -= x // ref.per_ms
+    return [deficit, x % ref.per_ms, max(book.now_ms, time_ms)] if deficit > 0 else [0, 0, max(book.now_ms, time_ms)]
+
+
+def _slices(book: Book, ref: Ref) -> dict[int, int]:
+    counter = book.counter(ref.key) or {}
+    oldest = book.now_ms // ref.per_ms - SLICES
+    return {slot: n for slot, n in counter.items() if slot >= oldest and n > 0}  # type: ignore[union-attr]
+
+
+def _state(book: Book, ref: Ref) -> tuple[int, int]:
+    """See Reply.states."""
+    if ref.kind == "b":
+        return _refilled(book, ref)[0], 0
+    if ref.kind == "s":
+        slices = _slices(book, ref)
+        return sum(slices.values()), (min(slices) + SLICES + 1) * ref.per_ms - book.now_ms if slices else 0
+    return _pair(book, ref.key)
+
+
+def _take(book: Book, ref: Ref, claim: HoldClaim, n: int) -> None:
+    if ref.kind == "b":
+        _put_bucket(book, ref, n)
+    elif ref.kind == "s":
+        _put_slice(book, ref, claim.slot, n)
+    else:
+        used, held = _pair(book, ref.key)
+        book.put_counter(ref.key, ref.kind, [used, held + n], _expiry(ref))
+
+
+def _expiry(ref: Ref) -> int:
+    """When a window's counter may be forgotten; 0 = never."""
+    return ref.end_ms + COUNTER_GRACE_MS if ref.end_ms else 0
+
+
+def _put_bucket(book: Book, ref: Ref, more: int) -> None:
+    """Takes from (or gives back to) a bucket at its present level. It is forgotten when it would be full."""
+    deficit, remainder, time_ms = _refilled(book, ref)
+    deficit = deficit + more
+    if deficit <= 0:
+        deficit = remainder = 0
+    book.put_counter(ref.key, "b", [deficit, remainder, time_ms], time_ms + -(-deficit * ref.per_ms // ref.gain) + 1)
+
+
+def _put_slice(book: Book, ref: Ref, slot: int, more: int) -> None:
+    slices = _slices(book, ref)
+    slices[slot] = max(0, slices.get(slot, 0) + more)
+    book.put_counter(ref.key, "s", slices, (book.now_ms // ref.per_ms + SLICES + 1) * ref.per_ms)
+
+
+def _reopen(book: Book, hold: Hold) -> None:
+    """An expired hold whose worker lives after all: what was charged is held again, whatever the ceiling says."""
+    for claim in hold.claims:
+        if claim.kind in ("w", "o"):
+            used, held = _pair(book, claim.key)
+            used = max(0, used - _charged(hold, claim))
+            book.put_counter(claim.key, claim.kind, [used, held + amount(claim.fixed, claim.rate, hold.g)], None)
+    hold.state = "open"
+
+
+def _end(book: Book, refs: RefSet, hold_id: str, hold: Hold, actual: dict[str, int]) -> None:
+    """Ends a hold at `actual` per counter (0 where not named): gives back what it held or was charged, adds what was used."""
+    back = _given_back(hold)
+    known = {ref.key: ref for ref in refs.refs}
+    for ref in refs.refs:
+        _replace(book, ref, back.get(ref.key) or _Back(0, 0, 0), actual.get(ref.key, 0))
+    for claim in hold.claims:
+        if claim.key not in known:
+            _replace_unknown(book, claim, back[claim.key])
+    if hold_id:
+        book.drop_hold(refs.tree, hold_id)
+
+
+def _replace(book: Book, ref: Ref, back: _Back, actual: int) -> None:
+    if ref.kind == "b":
+        if actual != back.used:
+            _put_bucket(book, ref, actual - back.used)
+    elif ref.kind == "s":
+        more = actual - back.used
+        if more < 0 and back.slot >= book.now_ms // ref.per_ms - SLICES:
+            _put_slice(book, ref, back.slot, more)
+        elif more > 0:  # an overrun counts from now, so that it is repaid in full
+            _put_slice(book, ref, book.now_ms // ref.per_ms, more)
+    elif ref.end_ms and book.now_ms >= _expiry(ref):
+        return  # the window is long over and its counter forgotten
+    else:
+        used, held = _pair(book, ref.key)
+        if ref.kind == "o":
+            actual = 0
+        book.put_counter(ref.key, ref.kind, [max(0, used - back.used) + actual, max(0, held - back.held)], _expiry(ref))
+
+
+def _replace_unknown(book: Book, claim: HoldClaim, back: _Back) -> None:
+    """Gives back to a counter that the caller no longer names; its refill figures are not known, its state is."""
+    counter = book.counter(claim.key)
+    if not counter:
+        return
+    if isinstance(counter, dict):
+        if claim.slot in counter:
+            book.put_counter(claim.key, "s", {**counter, claim.slot: max(0, counter[claim.slot] - back.used)}, None)
+    elif claim.kind == "b":
+        book.put_counter(claim.key, "b", [max(0, counter[0] - back.used), *counter[1:]], None)
+    else:
+        book.put_counter(claim.key, claim.kind, [max(0, counter[0] - back.used), max(0, counter[1] - back.held)], None)

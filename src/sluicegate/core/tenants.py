@@ -1,0 +1,118 @@
+"""Who may call, what binds them, and where calls go: immutable values compiled from configuration (config/compile.py).
+
+A reload builds a new Policy and swaps it; requests in flight keep the one they started with.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from sluicegate.core.limits import Limit, Unit
+from sluicegate.core.prices import Price
+from sluicegate.core.windows import Window
+
+ScopeKind = Literal["global", "organization", "team", "project", "user", "key", "deployment"]
+
+
+class Scope(msgspec.Struct, frozen=True):
+    """A node that limits hang on. id: `*` (global), `acme`, `acme/team-a`, `acme/team-a/@laptop` (a key), `openai/gpt-4o-mini` (a deployment)."""
+
+    id: str
+    kind: ScopeKind
+    name: str
+
+
+class Counter(msgspec.Struct, frozen=True):
+    """What limits of equal identity (scope, unit, window, model filter) count in. `ceiling` is the tightest of them."""
+
+    scope: Scope
+    unit: Unit
+    window: Window
+    models: frozenset[str] | None  # None: every model
+    ceiling: int  # the tightest enforced amount; for a bucket its capacity (burst, else amount)
+    amount: int  # of that tightest limit; for a bucket what it refills per period
+    limits: tuple[Limit, ...]
+    key_prefix: str  # storage key up to the window label: `sg1:{acme}:c:acme/team-a:tokens:day`
+
+
+class Provider(msgspec.Struct, frozen=True):
+    """A base URL, a credential, a dialect, quirks: a row (providers.py) with what the operator overrides."""
+
+    name: str
+    dialect: str  # name of a module in dialects/, e.g. openai_chat
+    base_url: str
+    headers: tuple[tuple[bytes, bytes], ...]  # credential included; never logged
+    cap_field: str = "max_tokens"  # the one cap field that is sent upstream
+    stream_usage: bool = True  # accepts stream_options.include_usage
+    extend: bool = False  # every billed token is visible and generation stops on close
+    stops_on_close: bool = False
+    ca_file: str = ""
+
+
+class Timeouts(msgspec.Struct, frozen=True):
+    """Milliseconds. first_byte: from the request written to the status line; idle: between reads afterwards; write: the client takes no byte."""
+
+    connect_ms: int = 2_000
+    first_byte_ms: int = 120_000
+    idle_ms: int = 60_000
+    write_ms: int = 30_000
+    total_ms: int = 600_000
+
+
+class Deployment(msgspec.Struct, frozen=True):
+    """A provider and the model name that it knows. id: `<provider>/<model>`."""
+
+    id: str
+    provider: Provider
+    model: str
+    price: Price | None  # None: unpriced
+    extend: bool
+    tokenizer: str = ""  # "o200k_base", "cl100k_base", "" = unknown
+    context: int = 0  # tokens, 0 = unknown
+    image_tokens: int = 0  # flat maximum per image, 0 = unknown (then a default applies)
+    counters: tuple[Counter, ...] = ()  # its own limits: a hold of their own
+
+
+class Model(msgspec.Struct, frozen=True):
+    """The name a client asks for, and its route."""
+
+    name: str
+    deployments: tuple[Deployment, ...]
+    max_output: int = 4096
+
+
+class Key(msgspec.Struct, frozen=True):
+    """A credential. `counters` are those of every scope from the top of the tree down to the key, in that order."""
+
+    id: str  # `acme/team-a/@laptop`; outlives its secrets
+    name: str
+    tree: str  # hash tag of everything one atomic step touches
+    path: tuple[Scope, ...]
+    models: frozenset[str] | None  # None: every model
+    counters: tuple[Counter, ...]
+    priority: str = ""
+
+
+class Budget(msgspec.Struct, frozen=True):
+    """The `budget:` section."""
+
+    estimator: Literal["max_tokens", "fixed", "p95"] = "p95"
+    fixed_output: int = 512  # for estimator: fixed
+    min_output: int = 16
+    on_exhausted: Literal["truncate", "allow"] = "truncate"
+    hold_ttl_ms: int = 30_000
+    expired_hold: Literal["charge_held", "charge_seen"] = "charge_held"
+    unknown_outcome: Literal["charge", "input_only", "free"] = "charge"
+    stop_lag_ms: int = 100
+    show_figures: bool = True  # figures in refusals
+
+
+class Policy(msgspec.Struct, frozen=True):
+    """Everything a request is decided by."""
+
+    keys: dict[bytes, Key]  # by SHA-256 digest of the secret
+    models: dict[str, Model]
+    budget: Budget
+    timeouts: Timeouts
+    unpriced: Literal["refuse", "free"] = "refuse"
+    on_ledger_failure: Literal["refuse", "allow"] = "refuse"

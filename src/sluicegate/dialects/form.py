@@ -1,0 +1,93 @@
+"""The internal form: what the gateway acts on, whatever wire format a client or a provider speaks.
+
+A dialect module is pure: bytes in, values out, no client, no clock, one stream reader per answer. It offers, under the same names in every module:
+
+    read_request(body) -> Request                        raises BadRequest naming the field
+    write_request(request, target) -> bytes              for the upstream; everything it does not act on passes as it came
+    read_answer(body) -> Answer                          a unary answer, an error included
+    StreamReader().feed(data) -> list[Event]             whole events as they become complete; .end() -> list[Event] for what is left at EOF
+    write_answer / write_event / write_error / write_truncation / write_stream_error   for the client
+
+Same dialect on both sides: `Event.raw` and the unary body pass as the bytes they came in.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from sluicegate.core.usage import Usage
+
+
+class BadRequest(Exception):
+    """A request that is malformed or impossible: 400 with `param` naming the field."""
+
+    def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.code = code
+
+
+class Request(msgspec.Struct):
+    """A client's request, typed only where the gateway acts on it."""
+
+    model: str
+    stream: bool
+    include_usage: bool  # the client asked for the usage chunk
+    choices: int  # prompts x max(n, best_of), 1 to 128
+    cap: int | None  # output tokens per choice that the client allows; None: no cap sent
+    thinking: int  # thinking budget in tokens, 0 = none
+    texts: list[str]  # every text that the provider will read: contents, names, tool schemas (as JSON text), arguments
+    messages: int  # how many messages frame them
+    images: int  # how many images
+    prediction: str  # predicted output, counted on the output side
+    unbounded: str  # why the input cannot be bounded by this body (file id, ...), "" = it can
+    fields: dict[str, msgspec.Raw]  # the body's top-level fields as they came
+
+
+class Target(msgspec.Struct, frozen=True):
+    """How a request goes to one deployment."""
+
+    model: str
+    cap: int | None  # output tokens per choice to send; None: none is sent
+    cap_field: str
+    stream_usage: bool  # ask for usage in a stream
+
+
+class Failure(msgspec.Struct):
+    """An error as an upstream told it: in an error status, in a 200's body, or as a stream event."""
+
+    status: int | None  # status named inside the body, if any
+    code: str
+    type: str
+    message: str
+
+
+class Delta(msgspec.Struct, gc=False):
+    """Output of one choice in one event. tool_calls: how many calls begin in it."""
+
+    choice: int
+    text: str
+    tool_calls: int = 0
+
+
+class Event(msgspec.Struct):
+    """One event of a stream. `raw` is exactly what came, blank line included."""
+
+    raw: bytes
+    kind: Literal["chunk", "comment", "done", "error", "bad", "other"]  # bad: not readable; other: unknown event, passes
+    deltas: list[Delta] = []
+    finishes: list[tuple[int, str]] = []  # (choice, finish reason)
+    usage: Usage | None = None
+    usage_only: bool = False  # the extra chunk with empty choices: hidden from a client that did not ask
+    failure: Failure | None = None
+
+
+class Answer(msgspec.Struct):
+    """A unary answer. Deltas hold the whole output of each choice."""
+
+    deltas: list[Delta]
+    finishes: list[tuple[int, str]]
+    usage: Usage | None
+    failure: Failure | None
+    readable: bool  # it was JSON of the expected shape
