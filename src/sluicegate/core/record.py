@@ -1,0 +1,43 @@
+"""The record: one frozen value per logical request, with its attempts. Journal, metrics and logs read it; none changes it."""
+
+import msgspec
+
+
+class Attempt(msgspec.Struct, frozen=True, gc=False):
+    """One physical call to a deployment."""
+
+    deployment: str
+    outcome: str  # HTTP status as text, or connect, timeout, reset, no_room, ...
+    duration_us: int = 0
+    billed: str = "no"  # no, yes, unknown
+
+
+class Record(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """What one logical request was and did. Times: integer milliseconds (epoch) and microseconds (durations); money: nano-USD."""
+
+    request_id: str
+    time_ms: int
+    key_id: str = ""
+    model: str = ""
+    deployment: str = ""  # that answered, or was tried last
+    attempts: tuple[Attempt, ...] = ()
+    dialect: str = ""
+    stream: bool = False
+    status: int = 0  # what the client was told
+    finish: str = ""  # finish reason of the first choice
+    refusal: str = ""  # reason of a refusal by a limit
+    truncated: str = ""  # budget, ledger
+    error: str = ""  # error.code told to the client
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    reasoning_tokens: int = 0
+    cost_nano_usd: int = 0
+    source: str = ""  # reported, counted, partly, held
+    held: int = 0  # output tokens granted at the end
+    latency_us: int = 0
+    first_byte_us: int = 0
+    overhead_us: int = 0
+    client_gone: bool = False
+    client_id: str = ""  # x-request-id of the client, if valid
+    client_user: str = ""
