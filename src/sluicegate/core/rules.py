@@ -148,6 +148,11 @@ def extend(book: Book, e: Extension) -> Reply:
     return Reply("granted" if granted else "refused", book.now_ms, hold.g, max(room, hold.g), states)
 
 
+def peek(book: Book, refs: RefSet) -> Reply:
+    """The states of counters, changing nothing: what `GET /v1/usage` shows."""
+    return Reply("granted", book.now_ms, states=tuple(_state(book, ref) for ref in refs.refs))
+
+
 def settle(book: Book, s: Settlement) -> Settled:
     """Replaces a hold by what was used. Never refused; may exceed the hold: debt on refilling counters, an overrun on others."""
     tree, now_ms = s.refs.tree, book.now_ms
@@ -158,7 +163,7 @@ def settle(book: Book, s: Settlement) -> Settled:
     if hold is None and s.mode == "cancel":
         book.put_hold(tree, s.hold_id, Hold(1, "cancelled", 0, 0, "", []), now_ms + CANCELLED_KEPT_MS)
         return Settled("cancelled", now_ms)
-    if hold is None:
+    if hold is None or (hold.state == "cancelled" and s.mode == "force"):
         _end(book, s.refs, "", Hold(1, "open", 0, 0, "", []), actual)
         book.put_hold(tree, s.hold_id, Hold(1, "forced", 0, 0, "", []), now_ms + FORCED_KEPT_MS)
         return Settled("forced", now_ms)

@@ -8,7 +8,7 @@ Calls of one worker for one hold id take effect in the order in which they were 
 import asyncio
 from typing import Protocol
 
-from sluicegate.core.claims import Admission, CounterView, Extension, HoldView, Reply, Settled, Settlement, Swept
+from sluicegate.core.claims import Admission, CounterView, Extension, HoldView, RefSet, Reply, Settled, Settlement, Swept
 
 
 class LedgerUnavailable(Exception):
@@ -37,6 +37,10 @@ class Ledger(Protocol):
     def extend(self, extension: Extension) -> "asyncio.Future[Reply]": ...
 
     def settle(self, settlement: Settlement) -> "asyncio.Future[Settled]": ...
+
+    def peek(self, refs: RefSet) -> "asyncio.Future[Reply]":
+        """The states of counters, changing nothing. Status granted."""
+        ...
 
     async def renew(self, tree: str, hold_ids: list[str], ttl_ms: int) -> None:
         """Puts off the expiry of open holds, reopens expired ones, ignores unknown ones. At most 256 ids a call."""
