@@ -1,0 +1,68 @@
+# The only entry. On a fresh Debian (as root or with sudo) and on macOS it finds or installs what it needs; the second time is fast.
+#   make run     a gateway with a built-in mock provider and the embedded ledger; prints a request to paste (PORT=8080)
+#   make test    ruff, mypy and every test, against a real Redis
+VENV ?= .venv
+PORT ?= 8080
+BIN = $(VENV)/bin
+SUDO = $$([ "$$(id -u)" = 0 ] || echo sudo)
+# Versions come from the locks alone: with hashes, and without the isolated build that would fetch an unpinned backend.
+INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps
+UV_VERSION = 0.13.9
+COMPILE = .make/lock/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --no-emit-index-url
+
+.PHONY: run test check demo bench soak lock clean redis
+
+run: $(VENV)/run.stamp
+	@PORT=$(PORT) $(BIN)/sluicegate serve --mock
+
+demo: $(VENV)/run.stamp
+	@$(BIN)/sluicegate demo
+
+test: check redis
+	@$(BIN)/python -m pytest
+
+check: $(VENV)/test.stamp
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+
+bench: $(VENV)/test.stamp redis
+	@$(BIN)/python bench/budget_two_gateways.py
+
+soak: $(VENV)/test.stamp redis
+	@$(BIN)/python bench/budget_two_gateways.py --rounds 20
+
+lock:
+	@[ -x .make/lock/bin/uv ] || { python3 -m venv .make/lock && .make/lock/bin/python -m pip install --quiet uv==$(UV_VERSION); }
+	@$(COMPILE) $(UPGRADE) pyproject.toml requirements/build.in --output-file requirements/run.lock
+	@$(COMPILE) $(UPGRADE) pyproject.toml requirements/build.in --group dev --constraint requirements/run.lock --output-file requirements/test.lock
+
+clean:
+	@rm -rf $(VENV) .make build dist data .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(VENV)/run.stamp: $(VENV)/bin/python requirements/run.lock pyproject.toml
+	@echo "installing what the gateway needs into $(VENV)"
+	@$(INSTALL) --require-hashes -r requirements/run.lock
+	@$(INSTALL) --no-build-isolation -e .
+	@touch $@
+
+$(VENV)/test.stamp: $(VENV)/run.stamp requirements/test.lock
+	@echo "installing what the tests need into $(VENV)"
+	@$(INSTALL) --require-hashes -r requirements/test.lock
+	@touch $@
+
+# A Python of 3.11 or newer that can make environments (Debian ships the two apart).
+$(VENV)/bin/python:
+	@find_python() { for p in python3.13 python3.12 python3.11 python3.14 python3; do \
+	    $$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; return; }; done; }; \
+	python=$$(find_python); \
+	if [ -z "$$python" ] && command -v apt-get >/dev/null; then $(call apt,python3 python3-venv); python=$$(find_python); fi; \
+	if [ -z "$$python" ]; then echo "Python 3.11 or newer (with venv) is needed and was not found on PATH" >&2; exit 1; fi; \
+	$$python -m venv $(VENV)
+
+redis:
+	@command -v redis-server >/dev/null || { command -v apt-get >/dev/null && { $(call apt,redis-server); }; } || \
+	    { echo "redis-server is needed by the tests and was not found on PATH" >&2; exit 1; }
+
+# The package lists are fetched only where what is there does not suffice.
+apt = echo "installing $(1)"; export DEBIAN_FRONTEND=noninteractive; $(SUDO) apt-get install -qq -y $(1) >/dev/null 2>&1 || \
+    { $(SUDO) apt-get update -qq && $(SUDO) apt-get install -qq -y $(1) >/dev/null; }
