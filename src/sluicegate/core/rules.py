@@ -26,6 +26,7 @@ EXPIRED_KEPT_MS = FORCED_KEPT_MS = 7 * 86_400_000
 CANCELLED_KEPT_MS = 60_000
 
 HoldState = Literal["open", "expired_held", "expired_seen", "forced", "cancelled"]
+MARKERS = ("forced", "cancelled")  # states of records that hold nothing: they only remember how an id ended
 Counter = list[int] | dict[int, int]
 
 
@@ -58,17 +59,14 @@ class Book(Protocol):
 
     def counter(self, key: str) -> Counter | None: ...
     def put_counter(self, key: str, kind: Kind, counter: Counter, expires_ms: int | None) -> None:
-        """expires_ms 0: never; None: stays as it is (a new counter then never expires)."""
+        """expires_ms 0: never; None: stays as it is (the counter exists)."""
         ...
 
     def hold(self, tree: str, hold_id: str) -> Hold | None: ...
-    def put_hold(self, tree: str, hold_id: str, hold: Hold, expires_ms: int | None) -> None:
-        """expires_ms None: the expiry stays as it is."""
-        ...
-
+    def put_hold(self, tree: str, hold_id: str, hold: Hold, expires_ms: int) -> None: ...
     def drop_hold(self, tree: str, hold_id: str) -> None: ...
     def due(self, tree: str, limit: int) -> list[str]:
-        """Ids whose expiry is at or before now, oldest first."""
+        """Ids whose expiry is at or before now, oldest first, then by id."""
         ...
 
 
@@ -93,6 +91,8 @@ def admit(book: Book, a: Admission) -> Reply:
         return Reply("stale_window", now_ms, swept=swept)
 
     old = book.hold(a.refs.tree, a.replacing) if a.replacing else None
+    if old is not None and old.state in MARKERS:
+        old = None
     back = _given_back(old) if old is not None else {}
     states = tuple(_less(ref, _state(book, ref), back.get(ref.key), now_ms) for ref in refs)
     room, plenty = a.want, True
@@ -121,7 +121,7 @@ def admit(book: Book, a: Admission) -> Reply:
 def extend(book: Book, e: Extension) -> Reply:
     """Raises an open hold's grant to at most `want` and at least `need` (totals), or refuses and leaves the grant as it is."""
     hold = book.hold(e.refs.tree, e.hold_id)
-    if hold is None or hold.state in ("forced", "cancelled"):
+    if hold is None or hold.state in MARKERS:
         return Reply("gone", book.now_ms)
     if hold.state != "open":
         _reopen(book, hold)
@@ -140,8 +140,7 @@ def extend(book: Book, e: Extension) -> Reply:
         for claim in hold.claims:
             more = amount(claim.fixed, claim.rate, room) - amount(claim.fixed, claim.rate, hold.g)
             if claim.kind == "w" and more:
-                used, held = _pair(book, claim.key)
-                book.put_counter(claim.key, "w", [used, held + more], None)
+                _shift(book, claim, 0, more)
         hold.g = room
     book.put_hold(e.refs.tree, e.hold_id, hold, book.now_ms + e.ttl_ms)
     states = tuple(_state(book, ref) for ref in e.refs.refs)
@@ -156,18 +155,16 @@ def peek(book: Book, refs: RefSet) -> Reply:
 def settle(book: Book, s: Settlement) -> Settled:
     """Replaces a hold by what was used. Never refused; may exceed the hold: debt on refilling counters, an overrun on others."""
     tree, now_ms = s.refs.tree, book.now_ms
-    actual = {ref.key: used for ref, used in zip(s.refs.refs, s.actual, strict=True)}
+    actual = {} if s.mode == "cancel" else {ref.key: used for ref, used in zip(s.refs.refs, s.actual, strict=True)}
     hold = book.hold(tree, s.hold_id)
-    if hold is None and s.mode == "settle":
-        return Settled("already", now_ms)
     if hold is None and s.mode == "cancel":
         book.put_hold(tree, s.hold_id, Hold(1, "cancelled", 0, 0, "", []), now_ms + CANCELLED_KEPT_MS)
         return Settled("cancelled", now_ms)
-    if hold is None or (hold.state == "cancelled" and s.mode == "force"):
+    if s.mode == "force" and (hold is None or hold.state == "cancelled"):  # cancelled: its admit timed out, then it was served all the same
         _end(book, s.refs, "", Hold(1, "open", 0, 0, "", []), actual)
         book.put_hold(tree, s.hold_id, Hold(1, "forced", 0, 0, "", []), now_ms + FORCED_KEPT_MS)
         return Settled("forced", now_ms)
-    if hold.state in ("forced", "cancelled"):
+    if hold is None or hold.state in MARKERS:
         return Settled("already", now_ms)
     late = hold.state != "open"
     _end(book, s.refs, s.hold_id, hold, actual)
@@ -178,7 +175,7 @@ def renew(book: Book, tree: str, hold_ids: list[str], ttl_ms: int) -> None:
     """Puts off the expiry of open holds and reopens expired ones; ignores others."""
     for hold_id in hold_ids:
         hold = book.hold(tree, hold_id)
-        if hold is None or hold.state in ("forced", "cancelled"):
+        if hold is None or hold.state in MARKERS:
             continue
         if hold.state != "open":
             _reopen(book, hold)
@@ -196,12 +193,10 @@ def sweep(book: Book, tree: str, limit: int) -> tuple[Swept, ...]:
         hold.state = book.expired_state
         charged = []
         for claim in hold.claims:
+            charge = _charged(hold, claim)
             if claim.kind in ("w", "o"):
-                used, held = _pair(book, claim.key)
-                charge = _charged(hold, claim)
-                held = max(0, held - amount(claim.fixed, claim.rate, hold.g))
-                book.put_counter(claim.key, claim.kind, [used + charge, held], None)
-            charged.append((claim.key, _charged(hold, claim)))
+                _shift(book, claim, charge, -amount(claim.fixed, claim.rate, hold.g))
+            charged.append((claim.key, charge))
         book.put_hold(tree, hold_id, hold, book.now_ms + EXPIRED_KEPT_MS)
         swept.append(Swept(hold_id, hold.tag, hold.g, hold.seen, tuple(charged)))
     return tuple(swept)
@@ -294,6 +289,13 @@ def _take(book: Book, ref: Ref, claim: HoldClaim, n: int) -> None:
         book.put_counter(ref.key, ref.kind, [used, held + n], _expiry(ref))
 
 
+def _shift(book: Book, claim: HoldClaim, used: int, held: int) -> None:
+    """Moves a "w" or "o" counter by its claim alone. One that is forgotten stays so: made anew without its window's end it would never expire."""
+    counter = book.counter(claim.key)
+    if counter:
+        book.put_counter(claim.key, claim.kind, [max(0, counter[0] + used), max(0, counter[1] + held)], None)
+
+
 def _expiry(ref: Ref) -> int:
     """When a window's counter may be forgotten; 0 = never."""
     return ref.end_ms + COUNTER_GRACE_MS if ref.end_ms else 0
@@ -318,9 +320,7 @@ def _reopen(book: Book, hold: Hold) -> None:
     """An expired hold whose worker lives after all: what was charged is held again, whatever the ceiling says."""
     for claim in hold.claims:
         if claim.kind in ("w", "o"):
-            used, held = _pair(book, claim.key)
-            used = max(0, used - _charged(hold, claim))
-            book.put_counter(claim.key, claim.kind, [used, held + amount(claim.fixed, claim.rate, hold.g)], None)
+            _shift(book, claim, -_charged(hold, claim), amount(claim.fixed, claim.rate, hold.g))
     hold.state = "open"
 
 
@@ -359,12 +359,11 @@ def _replace(book: Book, ref: Ref, back: _Back, actual: int) -> None:
 def _replace_unknown(book: Book, claim: HoldClaim, back: _Back) -> None:
     """Gives back to a counter that the caller no longer names; its refill figures are not known, its state is."""
     counter = book.counter(claim.key)
-    if not counter:
-        return
     if isinstance(counter, dict):
         if claim.slot in counter:
             book.put_counter(claim.key, "s", {**counter, claim.slot: max(0, counter[claim.slot] - back.used)}, None)
     elif claim.kind == "b":
-        book.put_counter(claim.key, "b", [max(0, counter[0] - back.used), *counter[1:]], None)
+        if counter:
+            book.put_counter(claim.key, "b", [max(0, counter[0] - back.used), *counter[1:]], None)
     else:
-        book.put_counter(claim.key, claim.kind, [max(0, counter[0] - back.used), max(0, counter[1] - back.held)], None)
+        _shift(book, claim, -back.used, -back.held)
