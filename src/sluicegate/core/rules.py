@@ -75,6 +75,18 @@ def amount(fixed: int, rate: int, g: int) -> int:
     return fixed + -(-rate * g // 1000)
 
 
+def held(hold: Hold, claim: HoldClaim) -> int:
+    """What an open hold holds, or on refilling counters took, of one counter."""
+    return amount(claim.fixed, claim.rate, hold.g)
+
+
+def charged(hold: Hold, claim: HoldClaim) -> int:
+    """What the expiry of a hold charges, or has charged, to one counter. Refilling counters keep what they took."""
+    if claim.kind == "o":
+        return 0
+    return amount(claim.fixed, claim.rate, hold.seen if hold.state == "expired_seen" and claim.kind == "w" else hold.g)
+
+
 # -- verbs --------------------------------------------------------------------------------------------------------------------------------
 
 
@@ -191,14 +203,14 @@ def sweep(book: Book, tree: str, limit: int) -> tuple[Swept, ...]:
             book.drop_hold(tree, hold_id)
             continue
         hold.state = book.expired_state
-        charged = []
+        charges = []
         for claim in hold.claims:
-            charge = _charged(hold, claim)
+            charge = charged(hold, claim)
             if claim.kind in ("w", "o"):
-                _shift(book, claim, charge, -amount(claim.fixed, claim.rate, hold.g))
-            charged.append((claim.key, charge))
+                _shift(book, claim, charge, -held(hold, claim))
+            charges.append((claim.key, charge))
         book.put_hold(tree, hold_id, hold, book.now_ms + EXPIRED_KEPT_MS)
-        swept.append(Swept(hold_id, hold.tag, hold.g, hold.seen, tuple(charged)))
+        swept.append(Swept(hold_id, hold.tag, hold.g, hold.seen, tuple(charges)))
     return tuple(swept)
 
 
@@ -213,23 +225,16 @@ class _Back(msgspec.Struct, gc=False):
     slot: int
 
 
-def _charged(hold: Hold, claim: HoldClaim) -> int:
-    """What the expiry of a hold charges, or has charged, to one counter. Refilling counters keep what they took."""
-    if claim.kind == "o":
-        return 0
-    return amount(claim.fixed, claim.rate, hold.seen if hold.state == "expired_seen" and claim.kind == "w" else hold.g)
-
-
 def _given_back(hold: Hold) -> dict[str, _Back]:
     back = {}
     for claim in hold.claims:
-        taken = amount(claim.fixed, claim.rate, hold.g)
+        taken = held(hold, claim)
         if claim.kind in ("b", "s"):
             back[claim.key] = _Back(taken, 0, claim.slot)
         elif hold.state == "open":
             back[claim.key] = _Back(0, taken, 0)
         else:
-            back[claim.key] = _Back(_charged(hold, claim), 0, 0)
+            back[claim.key] = _Back(charged(hold, claim), 0, 0)
     return back
 
 
@@ -320,7 +325,7 @@ def _reopen(book: Book, hold: Hold) -> None:
     """An expired hold whose worker lives after all: what was charged is held again, whatever the ceiling says."""
     for claim in hold.claims:
         if claim.kind in ("w", "o"):
-            _shift(book, claim, -_charged(hold, claim), amount(claim.fixed, claim.rate, hold.g))
+            _shift(book, claim, -charged(hold, claim), held(hold, claim))
     hold.state = "open"
 
 
