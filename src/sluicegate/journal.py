@@ -1,0 +1,373 @@
+"""The journal: a worker's append-only file of settlements, so that nothing that was used is lost.
+
+A settlement is appended before it goes to the ledger and acknowledged when the ledger has taken it; what a dead worker left unacknowledged is
+replayed by whoever finds its file unlocked. Both sides are idempotent, so replaying a line that had been applied changes nothing.
+
+Invariants: one write per loop turn, in the order of the appends; a file ends in a whole line unless its writer died within a write; a segment
+(about 4 MiB) is deleted once all of its lines are acknowledged, in any order, and never before; its file is locked (flock) while its worker
+lives. A line survives `kill -9` of the worker once the loop turn that appended it is over (it is in the page cache), not a power cut.
+
+How it fails: a directory that cannot be written at the start raises OSError. Later nothing raises: lines that cannot be written stay in memory
+and are retried every second, up to `memory_bytes`; beyond that the oldest are dropped and counted. `on_state` hears of each change once.
+"""
+
+import asyncio
+import contextlib
+import errno
+import fcntl
+import itertools
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import msgspec
+
+from sluicegate.core.claims import Ref, RefSet, Settlement
+from sluicegate.core.record import Record
+
+SEGMENT_BYTES = 4 * 1024 * 1024
+MEMORY_BYTES = 64 * 1024 * 1024  # lines kept while the disk refuses them
+RETRY_S = 1.0
+SUFFIX = ".journal"
+FORMAT = 1
+
+_names = itertools.count(1)
+
+
+class Loop(Protocol):
+    """What the journal needs of an event loop."""
+
+    def call_soon(self, callback: Callable[[], object], /) -> Any: ...
+
+    def call_later(self, delay: float, callback: Callable[[], object], /) -> Any: ...
+
+
+# -- lines --------------------------------------------------------------------------------------------------------------------------------
+
+
+class Entry(msgspec.Struct, gc=False):
+    """One line, read back. time_ms: ledger time when it was written."""
+
+    settlement: Settlement
+    record: Record | None
+    time_ms: int
+
+
+class _StoredRef(msgspec.Struct, array_like=True, gc=False, frozen=True):
+    """`Ref` on disk: the same fields in the same order, without their names."""
+
+    key: str
+    kind: Literal["b", "s", "w", "o"]
+    ceiling: int
+    start_ms: int
+    end_ms: int
+    gain: int
+    per_ms: int
+
+
+class _Line(msgspec.Struct, array_like=True, gc=False):
+    format: int
+    time_ms: int
+    hold_id: str
+    mode: Literal["settle", "force", "cancel"]
+    tree: str
+    refs: msgspec.Raw
+    actual: tuple[int, ...]
+    record: Record | None
+
+
+_encode = msgspec.json.Encoder().encode
+_decode_line = msgspec.json.Decoder(_Line).decode
+_decode_refs = msgspec.json.Decoder(tuple[_StoredRef, ...]).decode
+
+# The static part of a RefSet, encoded once. Values hold the RefSet itself, so that its id stays taken while it is a key here.
+_refs_cache: dict[int, tuple[RefSet, msgspec.Raw]] = {}
+_REFS_CACHE_SIZE = 1024
+
+
+def encode(settlement: Settlement, record: Record | None, time_ms: int) -> bytes:
+    """One line, newline included. time_ms: ledger time."""
+    refs = settlement.refs
+    cached = _refs_cache.get(id(refs))
+    raw = cached[1] if cached is not None else _encode_refs(refs)
+    return _encode(_Line(FORMAT, time_ms, settlement.hold_id, settlement.mode, refs.tree, raw, settlement.actual, record)) + b"\n"
+
+
+def _encode_refs(refs: RefSet) -> msgspec.Raw:
+    if len(_refs_cache) >= _REFS_CACHE_SIZE:
+        _refs_cache.clear()  # windows have moved on; the few in use come back at once
+    raw = msgspec.Raw(_encode([msgspec.structs.astuple(ref) for ref in refs.refs]))
+    _refs_cache[id(refs)] = (refs, raw)
+    return raw
+
+
+def decode(line: bytes) -> Entry:
+    """Reads one line back, its RefSet rebuilt. Raises ValueError if it is not a whole line of this format."""
+    try:
+        stored = _decode_line(line)
+        refs = RefSet(stored.tree, [Ref(*msgspec.structs.astuple(ref)) for ref in _decode_refs(stored.refs)])
+    except msgspec.DecodeError as error:
+        raise ValueError(str(error)) from error
+    if stored.format != FORMAT:
+        raise ValueError(f"a line of format {stored.format}, this version reads {FORMAT}")
+    if len(refs.refs) != len(stored.actual):
+        raise ValueError(f"{len(stored.actual)} amounts for {len(refs.refs)} counters")
+    return Entry(Settlement(stored.hold_id, refs, stored.actual, stored.mode), stored.record, stored.time_ms)
+
+
+# -- writing ------------------------------------------------------------------------------------------------------------------------------
+
+
+class JournalState(msgspec.Struct, frozen=True):
+    """What `on_state` is told. dropped: lines lost so far because memory was full too."""
+
+    status: Literal["ok", "unwritable", "dropping"]
+    reason: str
+    waiting: int  # lines in memory only
+    dropped: int
+
+
+class _Segment:
+    """One locked file. `outstanding` holds the sequence numbers of its lines that nobody has acknowledged."""
+
+    __slots__ = ("fd", "full", "outstanding", "path", "size")
+
+    def __init__(self, directory: Path) -> None:
+        self.fd, self.path = _create_locked(directory)
+        self.size = 0
+        self.full = False
+        self.outstanding: set[int] = set()
+
+    def write(self, data: bytes) -> None:
+        """All of it or nothing. After a failure the segment is full: what part of a line it may end in stays its end, which a reader ignores."""
+        try:
+            if os.write(self.fd, data) != len(data):
+                os.ftruncate(self.fd, self.size)
+                raise OSError(errno.ENOSPC, "short write: " + os.strerror(errno.ENOSPC))
+        except OSError:
+            self.full = True
+            raise
+        self.size += len(data)
+
+    def close(self) -> None:
+        """Leaves the file to be replayed, unless all of its lines are acknowledged."""
+        if not self.outstanding:
+            with contextlib.suppress(OSError):
+                self.path.unlink()
+        os.close(self.fd)
+
+
+class Journal:
+    """The journal of one worker. All methods are sync and none but `open` raises."""
+
+    def __init__(
+        self,
+        directory: Path,
+        loop: Loop,
+        on_state: Callable[[JournalState], object] | None = None,
+        *,
+        segment_bytes: int = SEGMENT_BYTES,
+        memory_bytes: int = MEMORY_BYTES,
+    ) -> None:
+        self._directory = directory
+        self._loop = loop
+        self._on_state = on_state
+        self._segment_bytes = segment_bytes
+        self._memory_bytes = memory_bytes
+        self._segments: deque[_Segment] = deque()  # oldest first; the last one is written to
+        self._waiting: dict[int, bytes] = {}  # appended, not written, in order
+        self._waiting_bytes = 0
+        self._next_seq = 1
+        self._scheduled = False
+        self._retry_due = False
+        self._closed = False
+        self.state = JournalState("ok", "", 0, 0)
+        self.dropped = 0  # lines lost since the start
+
+    @classmethod
+    def open(
+        cls,
+        directory: str | Path,
+        loop: Loop | None = None,
+        on_state: Callable[[JournalState], object] | None = None,
+        *,
+        segment_bytes: int = SEGMENT_BYTES,
+        memory_bytes: int = MEMORY_BYTES,
+    ) -> "Journal":
+        """Makes the directory (owner only) and proves that it can be written. Raises OSError if not."""
+        path = Path(directory)
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _Segment(path).close()
+        return cls(path, loop or asyncio.get_running_loop(), on_state, segment_bytes=segment_bytes, memory_bytes=memory_bytes)
+
+    @property
+    def backlog(self) -> int:
+        """Lines appended and not acknowledged, in memory or on disk."""
+        return len(self._waiting) + sum(len(segment.outstanding) for segment in self._segments)
+
+    def append(self, line: bytes) -> int:
+        """Takes one whole line (newline included) and returns its sequence number. It is written at the end of this loop turn."""
+        seq = self._next_seq
+        self._next_seq = seq + 1
+        self._waiting[seq] = line
+        self._waiting_bytes += len(line)
+        if not self._scheduled and not self._retry_due:
+            self._scheduled = True
+            self._loop.call_soon(self._turn)
+        elif self._waiting_bytes > self._memory_bytes:
+            self._shed()
+        return seq
+
+    def acknowledge(self, seq: int) -> None:
+        """The line needs no replay any more. Unknown and repeated numbers change nothing."""
+        line = self._waiting.pop(seq, None)
+        if line is not None:
+            self._waiting_bytes -= len(line)
+            return
+        for segment in self._segments:
+            if seq in segment.outstanding:
+                segment.outstanding.remove(seq)
+                self._finish(segment)
+                return
+
+    def flush(self) -> bool:
+        """Writes what waits, now. False if it could not; it is retried."""
+        if not self._waiting:
+            return True
+        try:
+            self._write()
+        except OSError as error:
+            self._report("unwritable", str(error))
+            self._retry_later()
+            return False
+        self._waiting.clear()
+        self._waiting_bytes = 0
+        self._report("ok", "")
+        return True
+
+    def close(self) -> None:
+        """Writes what waits and lets go of the files. Those with unacknowledged lines stay, to be replayed."""
+        self._closed = True
+        if not self.flush():
+            self.dropped += len(self._waiting)
+            self._report("dropping", self.state.reason)
+        for segment in self._segments:
+            segment.close()
+        self._segments.clear()
+
+    def _write(self) -> None:
+        if not self._segments or self._segments[-1].full:
+            self._segments.append(_Segment(self._directory))
+        segment = self._segments[-1]
+        try:
+            segment.write(b"".join(self._waiting.values()))
+        except OSError:
+            self._finish(segment)
+            raise
+        segment.outstanding.update(self._waiting)
+        segment.full = segment.size >= self._segment_bytes
+
+    def _finish(self, segment: _Segment) -> None:
+        if segment.full and not segment.outstanding:
+            segment.close()
+            self._segments.remove(segment)
+
+    def _turn(self) -> None:
+        self._scheduled = False
+        if not self._closed:
+            self.flush()
+
+    def _retry_later(self) -> None:
+        if not self._retry_due and not self._closed:
+            self._retry_due = True
+            self._loop.call_later(RETRY_S, self._retry)
+
+    def _retry(self) -> None:
+        self._retry_due = False
+        self._turn()
+
+    def _shed(self) -> None:
+        """Memory is full while the disk refuses lines: try once more, then drop the oldest, counted."""
+        if self.flush():
+            return
+        while self._waiting_bytes > self._memory_bytes:
+            oldest = next(iter(self._waiting))
+            self._waiting_bytes -= len(self._waiting.pop(oldest))
+            self.dropped += 1
+        self._report("dropping", self.state.reason)
+
+    def _report(self, status: Literal["ok", "unwritable", "dropping"], reason: str) -> None:
+        if status == self.state.status or (status == "unwritable" and self.state.status == "dropping"):
+            return  # one report per change; dropping includes unwritable
+        self.state = JournalState(status, reason, len(self._waiting), self.dropped)
+        if self._on_state is not None:
+            self._on_state(self.state)
+
+
+def _create_locked(directory: Path) -> tuple[int, Path]:
+    """A new empty file under our lock. A replayer may meet it before we lock it and delete it as empty: then the next name is tried."""
+    while True:
+        path = directory / f"{os.getpid()}-{time.time_ns()}-{next(_names)}{SUFFIX}"
+        fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            if _lock(fd) and os.fstat(fd).st_nlink:
+                return fd, path
+        except BaseException:
+            os.close(fd)
+            raise
+        os.close(fd)
+
+
+def _lock(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+# -- replaying ----------------------------------------------------------------------------------------------------------------------------
+
+
+class Leftover:
+    """A file whose worker is gone. It stays locked by us while it is in use; `remove` once every entry has been applied."""
+
+    def __init__(self, path: Path, data: bytes) -> None:
+        self.path = path
+        self.entries: list[Entry] = []
+        self.corrupt: list[bytes] = []  # whole lines that are not readable, as they are; skipped
+        *lines, rest = data.split(b"\n")
+        self.torn = rest  # the last line, if its writer died within the write: ignored
+        for line in lines:
+            try:
+                self.entries.append(decode(line))
+            except ValueError:
+                self.corrupt.append(line)
+
+    def remove(self) -> None:
+        """Deletes the file: everything in it has been applied."""
+        self.path.unlink(missing_ok=True)
+
+
+def leftover(directory: str | Path) -> Iterator[Leftover]:
+    """Files of workers that no longer live, oldest first, each locked until the next one is asked for. A file not removed is found again."""
+    paths = [path for path in Path(directory).glob("*" + SUFFIX) if path.is_file()]
+    for path in sorted(paths, key=_age):
+        try:
+            fd = os.open(path, os.O_RDONLY)
+        except FileNotFoundError:
+            continue  # another worker was faster
+        try:
+            if not _lock(fd) or not os.fstat(fd).st_nlink:
+                continue
+            with open(fd, "rb", closefd=False) as file:
+                yield Leftover(path, file.read())
+        finally:
+            os.close(fd)
+
+
+def _age(path: Path) -> str:
+    return path.name.partition("-")[2]
