@@ -29,10 +29,10 @@ class Counter(msgspec.Struct, frozen=True):
     unit: Unit
     window: Window
     models: frozenset[str] | None  # None: every model
-    ceiling: int  # the tightest enforced amount; for a bucket its capacity (burst, else amount)
-    amount: int  # of that tightest limit; for a bucket what it refills per period
+    ceiling: int  # the tightest enforced amount; for a bucket the smallest capacity (burst, else amount)
+    amount: int  # the smallest amount; for a bucket what it refills per period
     limits: tuple[Limit, ...]
-    key_prefix: str  # storage key up to the window label: `sg1:{acme}:c:acme/team-a:tokens:day`
+    key_prefix: str  # storage key up to the window label: `sg1:{acme}:c:acme/team-a:tokens:day` (whole where a window has no label)
 
 
 class Provider(msgspec.Struct, frozen=True):
@@ -42,7 +42,6 @@ class Provider(msgspec.Struct, frozen=True):
     dialect: str  # name of a module in dialects/, e.g. openai_chat
     base_url: str
     headers: tuple[tuple[bytes, bytes], ...]  # credential included; never logged
-    cap_field: str = "max_tokens"  # the one cap field that is sent upstream
     stream_usage: bool = True  # accepts stream_options.include_usage
     extend: bool = False  # every billed token is visible and generation stops on close
     stops_on_close: bool = False
@@ -67,6 +66,7 @@ class Deployment(msgspec.Struct, frozen=True):
     model: str
     price: Price | None  # None: unpriced
     extend: bool
+    cap_field: str = "max_tokens"  # the one cap field that is sent upstream
     tokenizer: str = ""  # "o200k_base", "cl100k_base", "" = unknown
     context: int = 0  # tokens, 0 = unknown
     image_tokens: int = 0  # flat maximum per image, 0 = unknown (then a default applies)
@@ -90,7 +90,6 @@ class Key(msgspec.Struct, frozen=True):
     path: tuple[Scope, ...]
     models: frozenset[str] | None  # None: every model
     counters: tuple[Counter, ...]
-    priority: str = ""
 
 
 class Budget(msgspec.Struct, frozen=True):
