@@ -128,12 +128,12 @@ class Gateway(Child):
     """`sluicegate serve` with a configuration of the test's own."""
 
     def __init__(self, directory: Path, config: str, name: str, arguments: tuple[str, ...]) -> None:
-        port = free_port()
+        self.port = free_port()
         file = directory / f"{name}.yaml"
         file.write_text(config)
-        command = [sys.executable, "-m", "sluicegate", "serve", "--config", str(file), "--port", str(port), *arguments]
+        command = [sys.executable, "-m", "sluicegate", "serve", "--config", str(file), "--port", str(self.port), *arguments]
         super().__init__(command, directory / f"{name}.log")
-        self.url = f"http://127.0.0.1:{port}"
+        self.url = f"http://127.0.0.1:{self.port}"
         self.base_url = f"{self.url}/v1"
 
     def usage(self, key: str) -> Any:
@@ -190,7 +190,7 @@ def running_redis(directory: Path) -> Iterator[str]:
 
 
 def config(directory: Path, mock_url: str, tenants: str, *, ledger: str = "", extend: bool = False, more: str = "") -> str:
-    """A configuration with one model `chat` (input 0.5 and output 1 USD per 1M tokens) at the mock. `tenants` and `more` are YAML."""
+    """A configuration with the models `chat` and `other` (input 0.5 and output 1 USD per 1M tokens) at the mock. `tenants` and `more` are YAML."""
     return f"""
 server: {{listen: "127.0.0.1:0"}}
 ledger: {ledger or f"sqlite:///{directory}/ledger.db"}
@@ -202,6 +202,8 @@ models:
     deployments:
       - {{provider: mock, model: mock-model, price: {{input: 0.5, output: 1.0}}}}
     max_output: 1024
+  other:
+    deployments: [{{provider: mock, model: other-model, price: {{input: 0.5, output: 1.0}}}}]
 tenants:
 {tenants}
 {more}"""

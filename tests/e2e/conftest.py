@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from support_gateway import Gateway, Mock, config, running_gateway, running_mock, running_redis
 
 # Who calls in the tests. A test that uses up a limit has a key of its own.

@@ -1,0 +1,16 @@
+"""The cap over several processes, with the mock provider's own count as the truth: the small version of bench/budget_two_gateways.py."""
+
+import pytest
+
+import budget_two_gateways
+
+
+@pytest.mark.parametrize("extend", [False, True], ids=["capped", "extended"])
+@pytest.mark.parametrize("ledger", ["redis", "sqlite"])
+def test_a_budget_holds_over_two_processes_and_is_used_up(ledger: str, extend: bool) -> None:
+    """Twelve clients of two gateways cannot get more than the budget out of the provider, and get nearly all of it."""
+    options = ("--ttft", "5ms", "--tpot", "1ms", "--chunk", "4", "--median", "150", "--sigma", "0.8")
+    outcome = budget_two_gateways.run(ledger, extend=extend, budget=6_000, clients=12, mock_options=options)
+    assert outcome.tokens <= 6_000
+    assert outcome.tokens >= 5_700
+    assert outcome.answers["budget_exceeded"] == 12
