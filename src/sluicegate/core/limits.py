@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from decimal import Context, Decimal, Inexact, InvalidOperation, Overflow
 from difflib import get_close_matches
 from enum import StrEnum
+from functools import lru_cache
 from math import gcd
 from typing import get_args
-from zoneinfo import ZoneInfo
+from zoneinfo import available_timezones
 
 import msgspec
 
@@ -230,18 +231,22 @@ def _period_ms(per: object, path: str) -> int:
     raise LimitError(_at(path, "per"), f"{per!r} is no time; write {_PERS}")
 
 
+@lru_cache(maxsize=1)
+def _zones() -> set[str]:
+    return available_timezones()
+
+
 def _calendar(given: Mapping[str, object], path: str) -> Calendar:
     every, tz, at = given["per"], given.get("tz", "UTC"), given.get("at", "")
     if every not in get_args(Every):
         raise LimitError(_at(path, "per"), f"{every!r} is no calendar window; write {', '.join(get_args(Every))}")
+    if not isinstance(tz, str) or tz not in _zones():
+        near = get_close_matches(str(tz), _zones(), 1)
+        raise LimitError(
+            _at(path, "tz"), f"{tz!r} is no IANA time zone; {f'did you mean {near[0]!r}?' if near else 'write one such as Europe/Berlin or UTC'}"
+        )
     try:
-        zone = ZoneInfo(tz).key if isinstance(tz, str) else None
-    except (ValueError, OSError, KeyError):  # KeyError: ZoneInfoNotFoundError; the others: names that are paths
-        zone = None
-    if zone is None:
-        raise LimitError(_at(path, "tz"), f"{tz!r} is no IANA time zone; write one such as Europe/Berlin, Asia/Tokyo or UTC")
-    try:
-        return Calendar(every, zone, anchor(every, str(at)))  # type: ignore[arg-type]
+        return Calendar(every, tz, anchor(every, str(at)))  # type: ignore[arg-type]
     except ValueError as error:
         raise LimitError(_at(path, "at"), str(error)) from None
 

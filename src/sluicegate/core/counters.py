@@ -1,0 +1,124 @@
+"""Counters: what limits of equal identity count in, and where each is kept at a given time.
+
+A counter is identified by scope, unit, model filter and window (kind, length, zone, anchor), never by the amount: changing an amount keeps the count.
+Its storage key is `sg1:{<tree>}:c:<scope>:<unit>:<window>[:<models>][:<label>]`. No part contains a colon or a brace (`quote`), so two counters
+never share a key; the key's text is the counter's identity: reordering its parts would reset every counter.
+"""
+
+import string
+from collections.abc import Iterable, Sequence
+from math import gcd
+
+from sluicegate.core.claims import Ref, RefSet
+from sluicegate.core.limits import Limit, Unit, show_period, show_window
+from sluicegate.core.tenants import Counter, Scope
+from sluicegate.core.windows import Bucket, Calendar, Fixed, Lifetime, Open, Sliding, Window, span
+
+NEVER_MS = 2**62
+SLICES = 60
+_PLAIN = frozenset(string.ascii_letters + string.digits + "._-@/+*=~")
+
+
+def quote(name: str) -> str:
+    """A name as a part of a storage key: other characters than letters, digits and `._-@/+*=~` percent-encoded."""
+    if _PLAIN.issuperset(name):
+        return name
+    return "".join(char if char in _PLAIN else "".join(f"%{byte:02X}" for byte in char.encode()) for char in name)
+
+
+def deployment_tree(deployment_id: str) -> str:
+    """The tree of a deployment's own limits: their holds are apart from any tenant's (no organization's name contains a slash)."""
+    return f"d/{quote(deployment_id)}"
+
+
+# -- identity -----------------------------------------------------------------------------------------------------------------------------
+
+
+def group(tree: str, scope: Scope, limits: Iterable[Limit]) -> tuple[Counter, ...]:
+    """The counters of one scope, in the order in which its limits first name them.
+
+    Several limits on one counter bind together: the smallest ceiling, and for a bucket also the smallest refill.
+    """
+    groups: dict[str, list[Limit]] = {}
+    for limit in limits:
+        groups.setdefault(_key_prefix(tree, scope, limit), []).append(limit)
+    return tuple(
+        Counter(
+            scope=scope,
+            unit=same[0].unit,
+            window=same[0].window,
+            models=same[0].models,
+            ceiling=min(limit.burst or limit.amount for limit in same),
+            amount=min(limit.amount for limit in same),
+            limits=tuple(same),
+            key_prefix=key_prefix,
+        )
+        for key_prefix, same in groups.items()
+    )
+
+
+def _key_prefix(tree: str, scope: Scope, limit: Limit) -> str:
+    models = "" if limit.models is None else ":" + ",".join(sorted(quote(name) for name in limit.models))
+    return f"sg1:{{{tree}}}:c:{quote(scope.id)}:{limit.unit}:{_window_part(limit.window)}{models}"
+
+
+def _window_part(window: Window) -> str:
+    match window:
+        case Bucket(period_ms=period_ms):
+            return f"bucket-{show_period(period_ms)}"
+        case Sliding(period_ms=period_ms):
+            return f"sliding-{show_period(period_ms)}"
+        case Fixed(period_ms=period_ms):
+            return f"fixed-{show_period(period_ms)}"
+        case Calendar(every=every, tz=tz, at=at):
+            zone = f"@{quote(tz)}" if tz != "UTC" else ""
+            return every + zone + (f",{at.replace(':', '.').replace(' ', '_')}" if at else "")
+        case Lifetime():
+            return "lifetime"
+        case Open():
+            return "open"
+
+
+# -- at a time ----------------------------------------------------------------------------------------------------------------------------
+
+
+def refs(tree: str, counters: Sequence[Counter], now_ms: int) -> RefSet:
+    """The counters in their windows of `now_ms` (ledger time), in the given order. Good until `valid_until_ms`."""
+    return RefSet(tree, [ref(counter, now_ms) for counter in counters])
+
+
+def ref(counter: Counter, now_ms: int) -> Ref:
+    """One counter in its window of `now_ms`."""
+    window = counter.window
+    if isinstance(window, Bucket):
+        # A ceiling of 0 admits nothing; its refill then only keeps the arithmetic defined.
+        common = gcd(counter.amount, window.period_ms) if counter.amount else window.period_ms
+        return Ref(counter.key_prefix, "b", counter.ceiling, gain=counter.amount // common or 1, per_ms=window.period_ms // common)
+    if isinstance(window, Sliding):
+        return Ref(counter.key_prefix, "s", counter.ceiling, per_ms=-(-window.period_ms // SLICES))
+    if isinstance(window, Open):
+        return Ref(counter.key_prefix, "o", counter.ceiling)
+    now = span(window, now_ms)
+    key = f"{counter.key_prefix}:{now.label}" if now.label else counter.key_prefix
+    return Ref(key, "w", counter.ceiling, now.start_ms, now.end_ms)
+
+
+def valid_until_ms(counters: Sequence[Counter], now_ms: int) -> int:
+    """When the first of their windows ends; NEVER_MS if none does."""
+    spans = (span(counter.window, now_ms) for counter in counters if isinstance(counter.window, Calendar | Fixed))
+    return min((one.end_ms for one in spans), default=NEVER_MS)
+
+
+# -- in words -----------------------------------------------------------------------------------------------------------------------------
+
+
+def scope_name(scope: Scope) -> str:
+    """`key tight`, `organization acme`; limits on everyone together are `global`."""
+    return "global" if scope.kind == "global" else f"{scope.kind} {scope.name}"
+
+
+def name(counter: Counter) -> str:
+    """A counter in words, for messages and `x-sluicegate-limited-by`: `key tight tokens/minute`, `team ml usd/month [chat]`. ASCII if its names are."""
+    window = "" if counter.unit is Unit.CONCURRENT else f"/{show_window(counter.window)}"
+    models = "" if counter.models is None else f" [{', '.join(sorted(counter.models))}]"
+    return f"{scope_name(counter.scope)} {counter.unit}{window}{models}"
