@@ -11,11 +11,11 @@ from math import gcd
 
 from sluicegate.core.claims import Ref, RefSet
 from sluicegate.core.limits import Limit, Unit, show_period, show_window
+from sluicegate.core.rules import SLICES
 from sluicegate.core.tenants import Counter, Scope
 from sluicegate.core.windows import Bucket, Calendar, Fixed, Lifetime, Open, Sliding, Window, span
 
 NEVER_MS = 2**62
-SLICES = 60
 _PLAIN = frozenset(string.ascii_letters + string.digits + "._-@/+*=~")
 
 
@@ -118,7 +118,7 @@ def scope_name(scope: Scope) -> str:
 
 
 def name(counter: Counter) -> str:
-    """A counter in words, for messages and `x-sluicegate-limited-by`: `key tight tokens/minute`, `team ml usd/month [chat]`. ASCII if its names are."""
+    """A counter in words, for messages and `x-sluicegate-limited-by`: `key tight tokens/minute`, `team ml usd/month [chat]`."""
     window = "" if counter.unit is Unit.CONCURRENT else f"/{show_window(counter.window)}"
     models = "" if counter.models is None else f" [{', '.join(sorted(counter.models))}]"
     return f"{scope_name(counter.scope)} {counter.unit}{window}{models}"
