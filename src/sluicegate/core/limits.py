@@ -110,6 +110,7 @@ def _parse_text(text: str, path: str) -> Limit:
 # -- long form ----------------------------------------------------------------------------------------------------------------------------
 
 _FIELDS = ("amount", "unit", "per", "window", "burst", "tz", "at", "models")
+_SHORT_PERS = {"s": "second", "min": "minute", "h": "hour", "d": "day"}
 _PERIODS_MS = {"second": 1_000, "minute": 60_000, "hour": 3_600_000, "day": 86_400_000, "week": 604_800_000}
 _SUFFIX_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _DURATION = re.compile(r"([1-9][0-9]{0,8})(s|m|h|d)")
@@ -182,6 +183,7 @@ def _amount(written: object, unit: Unit, path: str) -> int:
 
 def _window(given: Mapping[str, object], unit: Unit, path: str) -> Window:
     kind, per = given.get("window"), given.get("per")
+    per = _SHORT_PERS.get(per, per) if isinstance(per, str) else per
     if unit is Unit.CONCURRENT:
         _refuse(given, ("per", "window", "burst", "tz", "at"), "concurrent", path)
         return Open()
@@ -200,7 +202,7 @@ def _window(given: Mapping[str, object], unit: Unit, path: str) -> Window:
             raise LimitError(_at(path, "per"), f"{per!r} does not go with a lifetime window")
         return Lifetime()
     if kind == "calendar":
-        return _calendar(given, path)
+        return _calendar(per, given, path)
     period_ms = _period_ms(per, path)
     return Bucket(period_ms) if kind == "bucket" else Sliding(period_ms) if kind == "sliding" else Fixed(period_ms)
 
@@ -236,8 +238,8 @@ def _zones() -> set[str]:
     return available_timezones()
 
 
-def _calendar(given: Mapping[str, object], path: str) -> Calendar:
-    every, tz, at = given["per"], given.get("tz", "UTC"), given.get("at", "")
+def _calendar(every: object, given: Mapping[str, object], path: str) -> Calendar:
+    tz, at = given.get("tz", "UTC"), given.get("at", "")
     if every not in get_args(Every):
         raise LimitError(_at(path, "per"), f"{every!r} is no calendar window; write {', '.join(get_args(Every))}")
     if not isinstance(tz, str) or tz not in _zones():

@@ -254,6 +254,12 @@ def duration(length_ms: int) -> str:
 # -- headers ------------------------------------------------------------------------------------------------------------------------------
 
 
+_TOKENS, _REQUESTS = Unit.TOKENS, Unit.REQUESTS  # looking up a member of an enum costs as much as all else in the loop
+_REQUESTS_HEADERS = (b"x-ratelimit-limit-requests", b"x-ratelimit-remaining-requests", b"x-ratelimit-reset-requests")
+_TOKENS_HEADERS = (b"x-ratelimit-limit-tokens", b"x-ratelimit-remaining-tokens", b"x-ratelimit-reset-tokens")
+_Room = tuple[int, Ref, tuple[int, int]]  # remaining, counter, its state
+
+
 def ratelimit_headers(counters: Sequence[Counter], refs: RefSet, reply: Reply) -> list[tuple[bytes, bytes]]:
     """`x-ratelimit-{limit,remaining,reset}-{requests,tokens}` for the limit of each unit that has least room left.
 
@@ -264,30 +270,27 @@ def ratelimit_headers(counters: Sequence[Counter], refs: RefSet, reply: Reply) -
     all_refs = refs.refs
     for i, state in enumerate(reply.states):
         unit = counters[i].unit
-        if unit is not Unit.TOKENS and unit is not Unit.REQUESTS:
+        if unit is not _TOKENS and unit is not _REQUESTS:
             continue
         ref = all_refs[i]
         remaining = ref.ceiling - state[0] - state[1] if ref.kind == "w" else ref.ceiling - state[0]
-        if unit is Unit.TOKENS:
+        if unit is _TOKENS:
             if tokens is None or remaining < tokens[0]:
                 tokens = remaining, ref, state
         elif requests is None or remaining < requests[0]:
             requests = remaining, ref, state
     headers: list[tuple[bytes, bytes]] = []
     if requests is not None:
-        _add_headers(headers, b"requests", requests, reply.now_ms)
+        _add_headers(headers, _REQUESTS_HEADERS, requests, reply.now_ms)
     if tokens is not None:
-        _add_headers(headers, b"tokens", tokens, reply.now_ms)
+        _add_headers(headers, _TOKENS_HEADERS, tokens, reply.now_ms)
     return headers
 
 
-_Room = tuple[int, Ref, tuple[int, int]]  # remaining, counter, its state
-
-
-def _add_headers(headers: list[tuple[bytes, bytes]], unit: bytes, room: _Room, now_ms: int) -> None:
+def _add_headers(headers: list[tuple[bytes, bytes]], names: tuple[bytes, bytes, bytes], room: _Room, now_ms: int) -> None:
     remaining, ref, state = room
-    headers.append((b"x-ratelimit-limit-" + unit, b"%d" % ref.ceiling))
-    headers.append((b"x-ratelimit-remaining-" + unit, b"%d" % remaining if remaining > 0 else b"0"))
+    headers.append((names[0], b"%d" % ref.ceiling))
+    headers.append((names[1], b"%d" % remaining if remaining > 0 else b"0"))
     if ref.kind == "b":
         reset_ms = -(-state[0] * ref.per_ms // ref.gain)
     elif ref.kind == "s":
@@ -296,4 +299,4 @@ def _add_headers(headers: list[tuple[bytes, bytes]], unit: bytes, room: _Room, n
         reset_ms = ref.end_ms - now_ms
     else:
         return
-    headers.append((b"x-ratelimit-reset-" + unit, duration(reset_ms).encode()))
+    headers.append((names[2], duration(reset_ms).encode()))
