@@ -99,23 +99,27 @@ def admit(book: Book, a: Admission) -> Reply:
         return Reply("cancelled", now_ms, swept=swept)
     if existing is not None:
         return Reply("granted", now_ms, existing.g, max(existing.g, a.want), tuple(_state(book, ref) for ref in refs), swept)
-    if any(ref.kind == "w" and not (ref.start_ms <= now_ms and (now_ms < ref.end_ms or not ref.end_ms)) for ref in refs):
-        return Reply("stale_window", now_ms, swept=swept)
+    for ref in refs:
+        if ref.kind == "w" and (now_ms < ref.start_ms or 0 < ref.end_ms <= now_ms):
+            return Reply("stale_window", now_ms, swept=swept)
 
     old = book.hold(a.refs.tree, a.replacing) if a.replacing else None
     if old is not None and old.state in MARKERS:
         old = None
     back = _given_back(old) if old is not None else {}
-    states = tuple(_less(ref, _state(book, ref), back.get(ref.key), now_ms) for ref in refs)
+    states: list[tuple[int, int]] = []
     room, plenty = a.want, True
     for i, ref in enumerate(refs):
         fixed, rate = a.amounts[2 * i], a.amounts[2 * i + 1]
-        free = _free(ref, states[i])
-        if amount(fixed, rate, a.want) > max(free, 0):
+        state = _less(ref, _state(book, ref), back.get(ref.key), now_ms) if back else _state(book, ref)
+        states.append(state)
+        free = max(0, _free(ref, state))
+        full = amount(fixed, rate, a.want)
+        if full > free:
             room = min(room, (free - fixed) * 1000 // rate if rate and free >= fixed else -1)
-        plenty = plenty and fixed + PLENTY * (amount(fixed, rate, a.want) - fixed) <= max(free, 0)
+        plenty = plenty and fixed + PLENTY * (full - fixed) <= free
     if room < a.need:
-        return Reply("refused", now_ms, 0, max(room, 0), states, swept)
+        return Reply("refused", now_ms, 0, max(room, 0), tuple(states), swept)
 
     # From here on the admission succeeds.
     g = room if room < a.want else a.want if plenty else max(a.need, a.aim)
@@ -123,11 +127,11 @@ def admit(book: Book, a: Admission) -> Reply:
         _end(book, a.refs, a.replacing, old, {})
     claims = []
     for i, ref in enumerate(refs):
-        claim = HoldClaim(ref.key, ref.kind, a.amounts[2 * i], a.amounts[2 * i + 1], now_ms // ref.per_ms if ref.kind == "s" else 0)
-        _take(book, ref, claim, amount(claim.fixed, claim.rate, g))
-        claims.append(claim)
+        fixed, rate = a.amounts[2 * i], a.amounts[2 * i + 1]
+        states[i] = _take(book, ref, amount(fixed, rate, g))
+        claims.append(HoldClaim(ref.key, ref.kind, fixed, rate, now_ms // ref.per_ms if ref.kind == "s" else 0))
     book.put_hold(a.refs.tree, a.hold_id, Hold(1, "open", g, 0, a.tag, claims), now_ms + a.ttl_ms)
-    return Reply("granted", now_ms, g, room, tuple(_state(book, ref) for ref in refs), swept)
+    return Reply("granted", now_ms, g, room, tuple(states), swept)
 
 
 def extend(book: Book, e: Extension) -> Reply:
@@ -284,14 +288,16 @@ def _state(book: Book, ref: Ref) -> tuple[int, int]:
     return _pair(book, ref.key)
 
 
-def _take(book: Book, ref: Ref, claim: HoldClaim, n: int) -> None:
-    if ref.kind == "b":
-        _put_bucket(book, ref, n)
-    elif ref.kind == "s":
-        _put_slice(book, ref, claim.slot, n)
-    else:
+def _take(book: Book, ref: Ref, n: int) -> tuple[int, int]:
+    """Takes n from a counter; returns its state after that."""
+    if ref.kind in ("w", "o"):
         used, held = _pair(book, ref.key)
         book.put_counter(ref.key, ref.kind, [used, held + n], _expiry(ref))
+        return used, held + n
+    if ref.kind == "b":
+        return _put_bucket(book, ref, n), 0
+    _put_slice(book, ref, book.now_ms // ref.per_ms, n)
+    return _state(book, ref)
 
 
 def _shift(book: Book, claim: HoldClaim, used: int, held: int) -> None:
@@ -306,13 +312,14 @@ def _expiry(ref: Ref) -> int:
     return ref.end_ms + COUNTER_GRACE_MS if ref.end_ms else 0
 
 
-def _put_bucket(book: Book, ref: Ref, more: int) -> None:
-    """Takes from (or gives back to) a bucket at its present level. It is forgotten when it would be full."""
+def _put_bucket(book: Book, ref: Ref, more: int) -> int:
+    """Takes from (or gives back to) a bucket at its present level; returns its deficit. It is forgotten when it would be full."""
     deficit, remainder, time_ms = _refilled(book, ref)
-    deficit = deficit + more
+    deficit += more
     if deficit <= 0:
         deficit = remainder = 0
     book.put_counter(ref.key, "b", [deficit, remainder, time_ms], time_ms + -(-deficit * ref.per_ms // ref.gain) + 1)
+    return deficit
 
 
 def _put_slice(book: Book, ref: Ref, slot: int, more: int) -> None:

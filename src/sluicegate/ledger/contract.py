@@ -10,6 +10,8 @@ from typing import Protocol
 
 from sluicegate.core.claims import Admission, CounterView, Extension, HoldView, RefSet, Reply, Settled, Settlement, Swept
 
+GENERATION_MS = 600_000  # learned tables live in two generations of this length
+
 
 class LedgerUnavailable(Exception):
     """The ledger did not answer in time, or cannot be reached. The outcome of the call is unknown."""

@@ -12,9 +12,8 @@ from typing import Literal, TypeVar
 
 from sluicegate.core import rules
 from sluicegate.core.claims import Admission, CounterView, Extension, HoldView, Kind, RefSet, Reply, Settled, Settlement, Swept
+from sluicegate.ledger.contract import GENERATION_MS
 from sluicegate.ledger.views import counter_view, hold_view
-
-GENERATION_MS = 600_000  # learned tables live in two generations of this length
 
 T = TypeVar("T")
 

@@ -1,0 +1,283 @@
+"""A ledger in an SQLite file: the embedded default, for one or several workers of one machine on a local disk.
+
+The pure rules of core/rules.py run on a book of rows. All calls that one turn of the event loop has made share one immediate transaction,
+so under load the price of a commit is divided among many. The loop is never blocked on a lock: a busy file is tried again by a timer until the
+calls' time is up, and they fail with nothing done. Checkpoints, and with durability "full" the commits too, run in a thread.
+
+Invariants: futures are resolved after the commit; a transaction takes effect whole or not at all; calls run in the order in which they were made.
+Fails with `LedgerUnavailable` that says why: the file stays locked, cannot be opened or written, is full, corrupt, or of a newer version.
+"""
+
+import asyncio
+import contextlib
+import random
+import sqlite3
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeVar
+
+import msgspec
+
+from sluicegate.core import rules
+from sluicegate.core.claims import Admission, CounterView, Extension, HoldView, RefSet, Reply, Settled, Settlement, Swept
+from sluicegate.ledger import sqlite_rows
+from sluicegate.ledger.contract import GENERATION_MS, LedgerUnavailable
+from sluicegate.ledger.sqlite_rows import Rows
+
+BATCH_CALLS = 128  # in one transaction; the rest waits for the next turn, so that other workers come in between
+RETRY_MS = (0.1, 0.6)  # pause before a busy file is tried again
+UPKEEP_EVERY_S = 1.0
+UPKEEP_PATIENCE_MS = 100  # in its thread it may wait for the lock
+WAL_BYTES = 8 * 2**20  # a write-ahead log of this length is copied into the file and cut
+FORGET_EVERY_MS = 60_000
+
+T = TypeVar("T")
+
+
+class Call(NamedTuple):
+    """A verb that waits for its transaction."""
+
+    verb: Callable[[Rows, Any], Any]
+    argument: Any
+    future: "asyncio.Future[Any]"
+    deadline: float  # in the event loop's time
+
+
+class Locked(Exception):
+    """Our own upkeep needs the file for a moment; to be tried again as if another process held the lock."""
+
+
+class CallFailed(Exception):
+    """One call of a batch raised; nothing of the batch took effect."""
+
+    def __init__(self, index: int, error: Exception) -> None:
+        super().__init__(str(error))
+        self.index = index
+        self.error = error
+
+
+def system_clock_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class SqliteLedger:
+    """See ledger/contract.py."""
+
+    def __init__(
+        self,
+        path: str,
+        timeout_ms: int = 1_000,
+        durability: Literal["normal", "full"] = "normal",
+        clock_ms: Callable[[], int] = system_clock_ms,
+        expired_hold: Literal["charge_held", "charge_seen"] = "charge_held",
+    ) -> None:
+        """path: of the file, or `sqlite:///relative/path`, `sqlite:////absolute/path`. The file is made with its folder if it is missing."""
+        self.path = Path(path.removeprefix("sqlite:///"))
+        self._timeout_s = timeout_ms / 1000
+        self._synchronous = durability
+        self._clock_ms = clock_ms
+        self._expired_state: Literal["expired_held", "expired_seen"] = "expired_held" if expired_hold == "charge_held" else "expired_seen"
+        self._opened: tuple[Rows, sqlite3.Connection] | None = None
+        self._queue: deque[Call] = deque()
+        self._scheduled = False  # a turn is to come, or in flight
+        self._commits = ThreadPoolExecutor(1, "ledger-commit") if durability == "full" else None  # an fsync takes milliseconds
+        self._upkeep = ThreadPoolExecutor(1, "ledger-upkeep")
+        self._upkeep_task: asyncio.Task[None] | None = None
+        self._forgotten_ms = 0
+        self._cutting = False  # the upkeep thread cuts the log: calls wait, or it would find no gap under load
+
+    def now_ms(self) -> int:
+        return self._clock_ms()
+
+    async def open(self) -> None:
+        self._upkeep_task = asyncio.create_task(self._keep_up())
+        await self.ping()
+
+    async def close(self) -> None:
+        """What was called before is done; nothing may be called after."""
+        if self._upkeep_task is not None:
+            self._upkeep_task.cancel()
+            await asyncio.gather(self._upkeep_task, return_exceptions=True)
+        if self._queue or self._scheduled:
+            with contextlib.suppress(LedgerUnavailable):
+                await self.ping()
+        await asyncio.get_running_loop().run_in_executor(self._upkeep, self._disconnect)  # the last connection to close copies the log
+        self._upkeep.shutdown(wait=False)
+        if self._commits is not None:
+            self._commits.shutdown(wait=False)
+
+    async def ping(self) -> None:
+        """Takes the write lock, so that a file that can only be read does not pass."""
+        await self._call(_nothing, None)
+
+    def admit(self, admission: Admission) -> "asyncio.Future[Reply]":
+        return self._call(rules.admit, admission)
+
+    def extend(self, extension: Extension) -> "asyncio.Future[Reply]":
+        return self._call(rules.extend, extension)
+
+    def settle(self, settlement: Settlement) -> "asyncio.Future[Settled]":
+        return self._call(rules.settle, settlement)
+
+    def peek(self, refs: RefSet) -> "asyncio.Future[Reply]":
+        return self._call(rules.peek, refs)
+
+    async def renew(self, tree: str, hold_ids: list[str], ttl_ms: int) -> None:
+        await self._call(lambda rows, _: rules.renew(rows, tree, hold_ids, ttl_ms), None)
+
+    async def sweep(self, limit: int) -> list[Swept]:
+        swept: list[Swept] = await self._call(Rows.sweep_trees, limit)
+        return swept
+
+    async def learned(self, increments: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
+        return await self._call(lambda rows, _: rows.learned(increments, rows.now_ms // GENERATION_MS), None)  # type: ignore[no-any-return]
+
+    async def show(self) -> tuple[list[CounterView], list[HoldView]]:
+        """Read beside the writers."""
+        await self.ping()
+        return await self._beside(lambda connection: sqlite_rows.show(connection, self._clock_ms()))
+
+    async def tidy(self) -> None:
+        """Done once a second while the ledger is open: forgets counters that have expired, cuts the write-ahead log when it is long."""
+        now_ms = self._clock_ms()
+        if now_ms - self._forgotten_ms >= FORGET_EVERY_MS:
+            self._forgotten_ms = now_ms
+            await self._beside(lambda connection: sqlite_rows.forget(connection, now_ms))
+        log = self.path.with_name(self.path.name + "-wal")
+        if log.exists() and log.stat().st_size >= WAL_BYTES:
+            await self._beside(sqlite_rows.checkpoint)
+            self._cutting = True
+            try:
+                await self._beside(sqlite_rows.cut_log)
+            finally:
+                self._cutting = False
+
+    # -- one transaction per turn of the loop ---------------------------------------------------------------------------------------------
+
+    def _call(self, verb: Callable[[Rows, Any], Any], argument: Any) -> "asyncio.Future[Any]":
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
+        self._queue.append(Call(verb, argument, future, loop.time() + self._timeout_s))
+        if not self._scheduled:
+            self._scheduled = True
+            loop.call_soon(self._turn, loop)
+        return future
+
+    def _turn(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Runs what is queued, or as much as goes into one transaction."""
+        batch = [self._queue.popleft() for _ in range(min(len(self._queue), BATCH_CALLS))]
+        if self._commits is not None:
+            running = loop.run_in_executor(self._commits, self._run, batch)
+            running.add_done_callback(lambda done: self._finish(loop, batch, done.exception() or done.result()))
+            return
+        try:
+            results = self._run(batch)
+        except Exception as error:
+            self._finish(loop, batch, error)
+        else:
+            self._finish(loop, batch, results)
+
+    def _run(self, batch: list[Call]) -> list[Any]:
+        """One immediate transaction. Raises with nothing done."""
+        if self._cutting:
+            raise Locked
+        rows, connection = self._opened or self._connect()
+        try:
+            with sqlite_rows.transaction(connection):
+                rows.begin(self._clock_ms())
+                results = [_answer(call, index, rows) for index, call in enumerate(batch)]
+                rows.flush()
+        except BaseException:
+            rows.reset()
+            raise
+        return results
+
+    def _finish(self, loop: asyncio.AbstractEventLoop, batch: list[Call], outcome: list[Any] | BaseException) -> None:
+        """Hands out results, or decides who fails and who is tried again, and when."""
+        pause_s = 0.0
+        if isinstance(outcome, list):
+            for call, result in zip(batch, outcome, strict=True):
+                if not call.future.done():
+                    call.future.set_result(result)
+        elif isinstance(outcome, CallFailed):  # the others did nothing wrong
+            self._fail(batch.pop(outcome.index), outcome.error)
+            self._queue.extendleft(reversed(batch))
+        elif _is_locked(outcome):
+            now = loop.time()
+            late = [call for call in batch if call.deadline <= now]
+            for call in late:
+                self._fail(call, LedgerUnavailable(f"{self.path} was locked by others for {self._timeout_s:g} s"))
+            self._queue.extendleft(reversed(batch[len(late) :]))
+            pause_s = random.uniform(*RETRY_MS) / 1000
+        else:
+            self._disconnect()
+            for call in batch:
+                self._fail(call, outcome)
+        if not self._queue:
+            self._scheduled = False
+        elif pause_s:
+            loop.call_later(pause_s, self._turn, loop)
+        else:
+            loop.call_soon(self._turn, loop)
+
+    def _fail(self, call: Call, error: BaseException) -> None:
+        if isinstance(error, sqlite3.Error | OSError | msgspec.MsgspecError):  # the last: a row that is not ours
+            error = LedgerUnavailable(f"{self.path}: {error}")
+        if not call.future.done():
+            call.future.set_exception(error)
+
+    # -- connections ----------------------------------------------------------------------------------------------------------------------
+
+    def _connect(self) -> tuple[Rows, sqlite3.Connection]:
+        connection = sqlite_rows.connect(self.path, self._synchronous, busy_timeout_ms=0)
+        self._opened = Rows(connection, self._expired_state), connection
+        return self._opened
+
+    def _disconnect(self) -> None:
+        """The next turn opens the file anew."""
+        if self._opened is not None:
+            rows, connection = self._opened
+            self._opened = None
+            rows.close()
+            connection.close()
+
+    async def _keep_up(self) -> None:
+        while True:
+            await asyncio.sleep(UPKEEP_EVERY_S)
+            with contextlib.suppress(LedgerUnavailable):  # what is wrong with the file shows in the calls; the next round tries again
+                await self.tidy()
+
+    async def _beside(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Runs `work` in the upkeep thread on its own connection, which may wait for the lock."""
+
+        def run() -> T:
+            connection = sqlite_rows.connect(self.path, self._synchronous, UPKEEP_PATIENCE_MS)
+            try:
+                return work(connection)
+            finally:
+                connection.close()
+
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._upkeep, run)
+        except (sqlite3.Error, OSError, msgspec.MsgspecError) as error:
+            raise LedgerUnavailable(f"{self.path}: {error}") from error
+
+
+def _answer(call: Call, index: int, rows: Rows) -> Any:
+    try:
+        return call.verb(rows, call.argument)
+    except sqlite3.Error:
+        raise
+    except Exception as error:
+        raise CallFailed(index, error) from error
+
+
+def _nothing(rows: Rows, argument: None) -> None:
+    """What a ping does."""
+
+
+def _is_locked(error: BaseException) -> bool:
+    return isinstance(error, Locked) or (isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY)
