@@ -59,7 +59,7 @@ class Book(Protocol):
 
     def counter(self, key: str) -> Counter | None: ...
     def put_counter(self, key: str, kind: Kind, counter: Counter, expires_ms: int | None) -> None:
-        """expires_ms 0: never; None: stays as it is (the counter exists)."""
+        """expires_ms 0: never; None: stays as it is (the counter exists). Once it has expired it is not there."""
         ...
 
     def hold(self, tree: str, hold_id: str) -> Hold | None: ...
@@ -292,7 +292,7 @@ def _take(book: Book, ref: Ref, n: int) -> tuple[int, int]:
     """Takes n from a counter; returns its state after that."""
     if ref.kind in ("w", "o"):
         used, held = _pair(book, ref.key)
-        book.put_counter(ref.key, ref.kind, [used, held + n], _expiry(ref))
+        _put_pair(book, ref.key, ref.kind, (used, held + n), _expiry(ref))
         return used, held + n
     if ref.kind == "b":
         return _put_bucket(book, ref, n), 0
@@ -301,10 +301,17 @@ def _take(book: Book, ref: Ref, n: int) -> tuple[int, int]:
 
 
 def _shift(book: Book, claim: HoldClaim, used: int, held: int) -> None:
-    """Moves a "w" or "o" counter by its claim alone. One that is forgotten stays so: made anew without its window's end it would never expire."""
-    counter = book.counter(claim.key)
-    if counter:
-        book.put_counter(claim.key, claim.kind, [max(0, counter[0] + used), max(0, counter[1] + held)], None)
+    """Moves a "w" or "o" counter by its claim alone. A window that is forgotten stays so: made anew without its end it would never expire."""
+    if claim.kind == "o" or book.counter(claim.key):
+        before = _pair(book, claim.key)
+        _put_pair(book, claim.key, claim.kind, (max(0, before[0] + used), max(0, before[1] + held)), None)
+
+
+def _put_pair(book: Book, key: str, kind: Kind, pair: tuple[int, int], expires_ms: int | None) -> None:
+    """Concurrency is forgotten while there is none."""
+    if kind == "o":
+        expires_ms = 0 if pair[1] else book.now_ms
+    book.put_counter(key, kind, [*pair], expires_ms)
 
 
 def _expiry(ref: Ref) -> int:
@@ -316,10 +323,11 @@ def _put_bucket(book: Book, ref: Ref, more: int) -> int:
     """Takes from (or gives back to) a bucket at its present level; returns its deficit. It is forgotten when it would be full."""
     deficit, remainder, time_ms = _refilled(book, ref)
     deficit += more
-    if deficit <= 0:
-        deficit = remainder = 0
-    book.put_counter(ref.key, "b", [deficit, remainder, time_ms], time_ms + -(-deficit * ref.per_ms // ref.gain) + 1)
-    return deficit
+    if deficit > 0:
+        book.put_counter(ref.key, "b", [deficit, remainder, time_ms], time_ms + -(-deficit * ref.per_ms // ref.gain) + 1)
+    else:
+        book.put_counter(ref.key, "b", [0, 0, time_ms], book.now_ms)
+    return max(0, deficit)
 
 
 def _put_slice(book: Book, ref: Ref, slot: int, more: int) -> None:
@@ -365,7 +373,7 @@ def _replace(book: Book, ref: Ref, back: _Back, actual: int) -> None:
         used, held = _pair(book, ref.key)
         if ref.kind == "o":
             actual = 0
-        book.put_counter(ref.key, ref.kind, [max(0, used - back.used) + actual, max(0, held - back.held)], _expiry(ref))
+        _put_pair(book, ref.key, ref.kind, (max(0, used - back.used) + actual, max(0, held - back.held)), _expiry(ref))
 
 
 def _replace_unknown(book: Book, claim: HoldClaim, back: _Back) -> None:
