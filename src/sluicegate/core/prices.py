@@ -1,9 +1,17 @@
 """Prices and cost, in integers.
 
 A price is pico-USD per token (1 USD per 1M tokens = 1,000,000 pico-USD per token); a cost is nano-USD, rounded up once per call.
+
+Invariant: what a claim holds is never below what the call can cost. `input_rate` and `output_rate` are the dearest that a token can cost, and
+for every usage within the tokens that are held, `cost_nano_usd` <= `input_cost_nano_usd(input)` + output tokens * `output_rate`, rounded up.
 """
 
+from typing import TYPE_CHECKING
+
 import msgspec
+
+if TYPE_CHECKING:  # usage.py settles at prices
+    from sluicegate.core.usage import Usage
 
 
 class Price(msgspec.Struct, frozen=True):
@@ -15,3 +23,36 @@ class Price(msgspec.Struct, frozen=True):
     cache_write: int | None = None
     reasoning: int | None = None
     request_fee: int = 0
+
+
+def input_rate(price: Price) -> int:
+    """The dearest that an input token can cost, in pico-USD."""
+    return max(price.input, price.cached_input or 0, price.cache_write or 0)
+
+
+def output_rate(price: Price) -> int:
+    """The dearest that an output token can cost, in pico-USD."""
+    return max(price.output, price.reasoning or 0)
+
+
+def input_cost_nano_usd(price: Price, input_tokens: int) -> int:
+    """The most that this much input can cost, the fee included."""
+    return -(-input_tokens * input_rate(price) // 1000) + price.request_fee
+
+
+def cost_nano_usd(price: Price, usage: "Usage", unknown_input: int = 0, unknown_output: int = 0) -> int:
+    """What a call of this usage costs, plus tokens of which only the number is known, at the dearest. Parts never exceed the whole."""
+    read, written = usage.input_tokens or 0, usage.output_tokens or 0
+    cached = min(usage.cached_tokens, read)
+    stored = min(usage.cache_write_tokens, read - cached)
+    reasoned = min(usage.reasoning_tokens, written)
+    pico = (
+        (read - cached - stored) * price.input
+        + cached * (price.input if price.cached_input is None else price.cached_input)
+        + stored * (price.input if price.cache_write is None else price.cache_write)
+        + (written - reasoned) * price.output
+        + reasoned * (price.output if price.reasoning is None else price.reasoning)
+        + unknown_input * input_rate(price)
+        + unknown_output * output_rate(price)
+    )
+    return -(-pico // 1000) + price.request_fee

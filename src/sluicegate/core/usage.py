@@ -1,8 +1,20 @@
-"""Usage: what an upstream says that a call used, in one shape for all dialects."""
+"""Usage: what an upstream says that a call used, in one shape for all dialects, and what a call is charged whether it says that or not.
+
+Invariant: an attempt that may have been billed is never charged less than what was read of it, nor less than it can have produced unseen,
+unless the upstream itself has said how much it was (ledger.md 8, Settling).
+"""
 
 from typing import Literal
 
 import msgspec
+
+from sluicegate.core.prices import Price, cost_nano_usd
+
+# How the answer of an attempt ended. complete: the upstream said all of it (a whole body, `[DONE]`, or every finish and the usage). closed: the
+# gateway closed the upstream before that (budget, client gone). broken: anything else, so that nobody knows what was produced.
+Ended = Literal["complete", "closed", "broken"]
+Unknown = Literal["charge", "input_only", "free"]
+Source = Literal["reported", "counted", "partly", "held"]
 
 
 class Usage(msgspec.Struct):
@@ -25,4 +37,79 @@ class Charge(msgspec.Struct, frozen=True):
     input_tokens: int
     output_tokens: int
     cost_nano_usd: int
-    source: Literal["reported", "counted", "partly", "held"]
+    source: Source
+
+
+NOTHING = Charge(0, 0, 0, "counted")  # of an attempt that was not billed
+
+
+def merge(earlier: Usage | None, later: Usage) -> Usage:
+    """A later report of the same call over an earlier one, field by field: cumulative, never summed. A zero does not take back a count."""
+    if earlier is None:
+        return later
+    return Usage(
+        later.input_tokens or earlier.input_tokens or later.input_tokens,
+        later.output_tokens or earlier.output_tokens or later.output_tokens,
+        later.cached_tokens or earlier.cached_tokens,
+        later.cache_write_tokens or earlier.cache_write_tokens,
+        later.reasoning_tokens or earlier.reasoning_tokens,
+        later.cost_nano_usd or earlier.cost_nano_usd or later.cost_nano_usd,
+    )
+
+
+def settle_figures(
+    usage: Usage | None,
+    *,
+    ended: Ended,
+    seen: int,
+    margin: int,
+    cap: int,
+    input_bound: int,
+    visible: bool,
+    stops_on_close: bool,
+    price: Price | None,
+    unknown_outcome: Unknown = "charge",
+) -> Charge:
+    """What an attempt is charged that was, or may have been, billed.
+
+    seen: the meter. margin: what may have been produced beyond it. cap: output tokens over all choices that the upstream was told it may produce.
+    visible: every billed token is in the stream. stops_on_close: closing the connection ends the generation.
+    """
+    usage = usage or Usage()
+    known = visible and (ended == "complete" or stops_on_close)
+    charged = ended != "broken" or unknown_outcome == "charge"
+    unreported = max(seen, min(cap, seen + margin) if known else cap) if charged else seen
+    output, output_known = _output(usage, ended, seen, unreported)
+    if not output and ended == "broken" and unknown_outcome == "free":
+        return NOTHING
+    input_known = bool(usage.input_tokens) or (usage.input_tokens == 0 and not output and ended == "complete")
+    input_tokens = (usage.input_tokens or 0) if input_known else input_bound
+    source: Source = "held" if output > seen and not known else "counted"
+    if input_known or output_known:
+        source = "reported" if input_known and output_known else "partly"
+    counts = Usage(input_tokens if input_known else 0, output if output_known else 0)
+    return Charge(input_tokens, output, _cost(usage, price, counts, input_tokens, output), source)
+
+
+def _output(usage: Usage, ended: Ended, seen: int, unreported: int) -> tuple[int, bool]:
+    """Output tokens, and whether they are what the upstream reported."""
+    reported = usage.output_tokens
+    if ended != "complete":
+        return max(unreported, reported or 0), False  # a report of an answer that went on is only where it stood
+    if reported is None:
+        return unreported, False
+    if reported == 0 and seen:
+        return seen, False
+    return reported, True
+
+
+def _cost(usage: Usage, price: Price | None, counts: Usage, input_tokens: int, output: int) -> int:
+    """At the classes that were reported, the dearest for what was not. A cost that the provider itself reports wins, unless it is nothing."""
+    unknown_input, unknown_output = input_tokens - (counts.input_tokens or 0), output - (counts.output_tokens or 0)
+    if usage.cost_nano_usd and not unknown_input and not unknown_output:
+        return usage.cost_nano_usd
+    if price is None:
+        return 0
+    counts.cached_tokens, counts.cache_write_tokens = usage.cached_tokens, usage.cache_write_tokens
+    counts.reasoning_tokens = usage.reasoning_tokens
+    return cost_nano_usd(price, counts, unknown_input, unknown_output)

@@ -61,6 +61,7 @@ class Failure(msgspec.Struct):
     code: str
     type: str
     message: str
+    param: str | None = None
 
 
 class Delta(msgspec.Struct, gc=False):

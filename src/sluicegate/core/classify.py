@@ -1,0 +1,147 @@
+"""What an upstream's answer means: for the route (is there an answer, does another deployment help), for the bill, and for the client.
+
+Pure functions of a status, headers and what a dialect read. The client is told the upstream's error unchanged in meaning, with three
+exceptions: what concerns the gateway's own credential or account never looks like the caller's (502), an upstream's rate limit has a code
+of its own (`upstream_rate_limited`), and what cannot be read as an error is described, never passed on. No text leaves here that holds a provider's key.
+
+Was an attempt billed? (ledger.md 8)
+
+    no       nothing was written; or a complete error without usage, except those below
+    unknown  written, then a timeout, a reset, an answer cut short or not readable; 408, 499, 502, 504, 520 to 524
+    yes      an answer, or any usage
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Literal
+
+import msgspec
+
+from sluicegate.dialects.form import Failure
+
+Billed = Literal["no", "yes", "unknown"]
+Headers = Iterable[tuple[bytes, bytes]]
+
+MESSAGE_MAX = 2000
+SNIPPET_MAX = 200
+
+_IN_DOUBT = frozenset({408, 499, 502, 504, *range(520, 525)})  # a proxy in front of the upstream gave up; the upstream may not have
+_OURS = frozenset({401, 402, 403, 404, 405})  # wrong key, no money, wrong model name or URL: the operator's to mend, not the caller's
+_ELSEWHERE = _OURS | {408, 409, 425, 429, 499}  # another deployment may do better; 5xx too
+_AS_IT_IS = frozenset({500, 501, 502, 503, 504})
+_LATE = frozenset({408, 499, 504, 522, 524})
+_OVERLOADED = 529
+_POOR = ("credit balance", "insufficient_quota", "insufficient credit", "insufficient balance", "billing hard limit", "billing_hard_limit")
+
+_SECRET_HEADERS = ("auth", "key", "token", "secret")
+_SECRET_MIN = 6  # characters; anything shorter is no secret and might be any word
+_KEY_SHAPES = re.compile(
+    r"(?:\b(?:sk|rk|pk|gsk|xai|hf|r8|pplx|nvapi|fw|tgp|csk)[-_]|\bAIza|\bya29\.)[A-Za-z0-9_\-.~%]{6,}"
+    r"|(?i:(?<=bearer )|(?<=bearer%20)|(?<=key=)|(?<=token=)|(?<=secret=))[^\s&\"'<>,;)]{6,}"
+)
+_MASK = "***"
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """An attempt that gave no answer. name: for records, a status or a reason. elsewhere: another deployment may do better."""
+
+    name: str
+    billed: Billed
+    elsewhere: bool
+    status: int  # for the client, if no other deployment answers
+    type: str
+    code: str
+    message: str
+    param: str | None = None
+    retry_after: str = ""
+
+
+def billed(reason: str, written: bool, status: int, has_usage: bool) -> Billed:
+    """The table above. reason: "" for a complete answer of `status`, else why there is none."""
+    if not written:
+        return "no"
+    if has_usage:
+        return "yes"
+    if reason:
+        return "unknown"
+    return "yes" if status < 300 else "unknown" if status in _IN_DOUBT else "no"
+
+
+def broken(reason: str, written: bool) -> Outcome:
+    """No answer, or not all of it. reason: `UpstreamError.reason`."""
+    bill = billed(reason, written, 0, False)
+    if reason == "timeout":
+        return Outcome(reason, bill, True, 504, "upstream_error", "upstream_timeout", "The upstream did not answer in time.")
+    what = "ended its answer early" if written else "could not be reached"
+    return Outcome(reason, bill, True, 502, "upstream_error", "upstream_error", f"The upstream {what} ({reason}).")
+
+
+def failed(status: int, headers: Mapping[bytes, bytes], failure: Failure | None, has_usage: bool, credentials: Headers = ()) -> Outcome:
+    """A complete answer that is no success: an error status, an error inside a 200, or a 2xx or 3xx that cannot be read (`failure` is None).
+
+    headers: of the answer, lower-case names. credentials: the request's headers to the provider; secrets in them are masked in what is passed on.
+    """
+    if status >= 400:
+        meaning, bill = status, billed("", True, status, has_usage)
+    elif failure is None:
+        meaning, bill = 502, billed("unreadable", True, status, has_usage) if status < 300 else "no"
+    else:
+        meaning, bill = _meaning(failure), billed("", True, failure.status or 400, has_usage)
+    name = str(status) if meaning == status else f"{status}:{meaning}"
+    said = failure or Failure(None, "", "", "")
+    message = mask(said.message, credentials)[:MESSAGE_MAX]
+    if meaning in (400, 429) and any(sign in f"{said.code} {said.message}".lower() for sign in _POOR):
+        meaning = 402
+    elsewhere = meaning in _ELSEWHERE or meaning >= 500
+    retry_after = _retry_after(headers) if meaning in (429, 503) else ""
+    if meaning in _OURS:
+        return Outcome(name, bill, True, 502, "upstream_error", "upstream_error", f"The upstream did not accept the gateway's call ({status}).")
+    if meaning == 429:
+        text = f"The upstream is rate limited. {message}".strip()
+        return Outcome(name, bill, True, 429, "rate_limit_error", "upstream_rate_limited", text, None, retry_after)
+    if meaning >= 500 or meaning in _LATE:
+        shown = 504 if meaning in _LATE else meaning if meaning in _AS_IT_IS else 503 if meaning == _OVERLOADED else 502
+        code = "upstream_timeout" if shown == 504 else "upstream_error"
+        text = message or _described(status, failure is None)
+        return Outcome(name, bill, True, shown, "upstream_error", code, text, None, retry_after)
+    code = said.code if said.code and not said.code.isdigit() else "invalid_request"
+    text = message or _described(status, failure is None)
+    return Outcome(name, bill, elsewhere, meaning, said.type or "invalid_request_error", mask(code, credentials), text, said.param)
+
+
+def mask(text: str, credentials: Headers = ()) -> str:
+    """A text without the secrets of these headers, percent-encoded or not, and without anything of the shape of a provider's key."""
+    for name, value in credentials:
+        if any(part in name.decode("latin-1").lower() for part in _SECRET_HEADERS):
+            secret = value.decode("latin-1").strip().removeprefix("Bearer ").strip()
+            if len(secret) >= _SECRET_MIN:
+                text = re.sub("".join(rf"(?:{re.escape(c)}|(?i:%(?:25)*{ord(c):02x}))" for c in secret), _MASK, text)
+    return _KEY_SHAPES.sub(_MASK, text)
+
+
+def snippet(body: bytes, credentials: Headers = ()) -> str:
+    """The beginning of a body that is no JSON, for a log line: one line, printable, masked."""
+    text = body[: 4 * SNIPPET_MAX].decode("utf-8", "replace")
+    text = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    return mask(text, credentials)[:SNIPPET_MAX]
+
+
+def _meaning(failure: Failure) -> int:
+    """The status of an error that came inside a 200."""
+    if failure.status is not None:
+        return failure.status
+    words = f"{failure.code} {failure.type}".lower()
+    if "rate_limit" in words or "quota" in words:
+        return 429
+    if "overloaded" in words:
+        return 503
+    return 400 if "invalid_request" in words or "context_length" in words else 502
+
+
+def _retry_after(headers: Mapping[bytes, bytes]) -> str:
+    value = headers.get(b"retry-after", b"").decode("latin-1").strip()
+    return value if len(value) <= 40 and value.isascii() and value.isprintable() else ""
+
+
+def _described(status: int, unreadable: bool) -> str:
+    return f"The upstream answered {status} " + ("with a body that is not JSON." if unreadable else "and gave no reason.")

@@ -1,0 +1,132 @@
+"""Counts output while it streams, and text before it is sent.
+
+Per choice over the text so far: tokens of the model's vocabulary where it is known, else UTF-8 bytes (no token is shorter than one), never less
+than one per delta with text, plus 8 per tool call (its framing is billed and never seen); all of it times what the deployment has been found to
+bill beyond that (`factor_milli`). `seen` never falls.
+
+Vocabularies come with the package bpe-openai: nothing is downloaded. Its private binding is used, and only here, since it counts in 0.3 us and
+in linear time on hostile text, where the public `encode` takes 2 us and refuses long texts. One is loaded when first named (0.5 s, 140 MB).
+"""
+
+from functools import cache
+from typing import Protocol
+
+from bpe_openai._bindings import supported_encodings, tokenizer_for_encoding  # type: ignore[import-untyped]
+
+from sluicegate.dialects.form import Delta
+
+TEXT_MAX = 256 * 1024  # characters; above it text is counted by its bytes, since tokenizing would block every stream of the worker
+TOOL_CALL = 8
+_TAIL_MAX = 32  # characters of a text without spaces that are counted again with what follows
+
+
+class _Tokenizer(Protocol):
+    def count(self, text: str) -> int: ...
+
+
+def tokenizers() -> list[str]:
+    """The names a config may give."""
+    return sorted(supported_encodings())
+
+
+@cache
+def _loaded(tokenizer: str) -> _Tokenizer:
+    loaded: _Tokenizer = tokenizer_for_encoding(tokenizer)
+    return loaded
+
+
+def load(tokenizer: str) -> None:
+    """Loads a vocabulary before it is needed: at start, not under a request."""
+    _loaded(tokenizer).count("")
+
+
+def size(text: str) -> int:
+    """UTF-8 bytes."""
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+
+
+def count(text: str, tokenizer: str) -> int:
+    """Tokens, or bytes where the vocabulary is not known or the text is very long."""
+    if not tokenizer or len(text) > TEXT_MAX:
+        return size(text)
+    try:
+        return _loaded(tokenizer).count(text)
+    except UnicodeEncodeError:  # a lone surrogate, which JSON can write: three bytes of replacement
+        return _loaded(tokenizer).count(text.encode("utf-8", "replace").decode())
+
+
+class _Choice:
+    """One choice in tokens. `settled` is the count of text that can no longer change, `tail` what is counted again with what follows."""
+
+    __slots__ = ("deltas", "settled", "tail", "tail_tokens", "tokens")
+
+    def __init__(self) -> None:
+        self.settled = 0
+        self.tail = ""
+        self.tail_tokens = 0
+        self.deltas = 0
+        self.tokens = 0
+
+    def add(self, text: str, tokenizer: str) -> int:
+        """By how much the count of this choice grows."""
+        tail = self.tail
+        text = tail + text
+        cut = text.rfind(" ")
+        # No token of these vocabularies crosses from a character that is no space into a space: there the text can be cut for good.
+        if cut > 0 and not text[cut - 1].isspace():
+            self.settled += self.tail_tokens if cut == len(tail) else count(text[:cut], tokenizer)
+            text = text[cut:]
+        self.tail_tokens = count(text, tokenizer)
+        if len(text) > _TAIL_MAX:
+            self.settled += self.tail_tokens
+            self.tail_tokens = 0
+            text = ""
+        self.tail = text
+        self.deltas += 1
+        before = self.tokens
+        self.tokens = max(before, self.settled + self.tail_tokens, self.deltas)
+        return self.tokens - before
+
+
+class Meter:
+    """The output of one answer.
+
+    seen: over all choices, factor applied, rounded up. counted: the same without the factor. largest: the largest growth of `seen` in one `add`.
+    exact: counted in tokens, not in bytes.
+    """
+
+    __slots__ = ("_choices", "_counted", "_factor_milli", "_tokenizer", "counted", "exact", "largest", "seen")
+
+    def __init__(self, tokenizer: str, factor_milli: int) -> None:
+        self.seen = 0
+        self.counted = 0
+        self.largest = 0
+        self.exact = bool(tokenizer)
+        self._tokenizer = tokenizer
+        self._factor_milli = factor_milli
+        self._counted: dict[int, int] = {}
+        self._choices: dict[int, _Choice] = {}
+
+    def add(self, delta: Delta) -> None:
+        """Counts one delta."""
+        text = delta.text
+        if not text:
+            more = 0
+        elif self.exact:
+            choice = self._choices.get(delta.choice)
+            if choice is None:
+                choice = self._choices[delta.choice] = _Choice()
+            more = choice.add(text, self._tokenizer)
+        else:
+            more = len(text) if text.isascii() else size(text)
+        more += TOOL_CALL * delta.tool_calls
+        if more:
+            self._counted[delta.choice] = self._counted.get(delta.choice, 0) + more
+            self.counted += more
+            seen = -(-self.counted * self._factor_milli // 1000)
+            self.largest = max(self.largest, seen - self.seen)
+            self.seen = seen
+
+    def of(self, choice: int) -> int:
+        """What one choice has produced, factor applied, rounded up."""
+        return -(-self._counted.get(choice, 0) * self._factor_milli // 1000)

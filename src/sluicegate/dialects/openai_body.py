@@ -1,0 +1,285 @@
+"""What an OpenAI-compatible upstream says: the body of an answer or of a chunk, from bytes to typed values, whatever is in it.
+
+Nothing here raises. What is of the documented types is decoded at once; an object in which something is of another type goes a slower way
+that takes what can be taken. Output is found wherever vendors put it (content as text or as parts, `reasoning` and `reasoning_content`, refusals,
+tool names and arguments, transcripts), each text once. Where the shapes come from: OpenAI's API reference; llama.cpp (usage on the last chunk
+with choices, or on one without); vLLM (`{"object": "error"}`, cumulative usage on every chunk); Groq (`x_groq.usage`); xAI and Gemini (reasoning
+in the total only); DeepSeek (`prompt_cache_hit_tokens`); OpenRouter (errors inside choices, `reasoning_details`, `usage.cost`); Mistral (content
+as a list).
+"""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from sluicegate.core.usage import Usage
+from sluicegate.dialects.form import Delta, Failure
+
+TOKENS_MAX = 10**9  # a reported count above it is no count
+
+_NOT_OUTPUT = frozenset({"type", "id", "index", "format", "signature", "data", "role", "annotations"})
+
+
+class _Called(Struct):
+    name: str | None = None
+    arguments: str | None = None
+    input: str | None = None
+
+
+class _Call(Struct):
+    function: _Called | None = None
+    custom: _Called | None = None
+
+
+class _Audio(Struct):
+    transcript: str | None = None
+
+
+class _Output(Struct):
+    """A delta, or a whole message."""
+
+    content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    reasoning_details: Any = None
+    refusal: str | None = None
+    tool_calls: list[_Call] | None = None
+    function_call: _Called | None = None
+    audio: _Audio | None = None
+
+
+class _Choice(Struct):
+    index: int = 0
+    delta: _Output | None = None
+    message: _Output | None = None
+    finish_reason: str | None = None
+    error: Any = None
+
+
+class Body(Struct):
+    """A chunk, or a whole answer."""
+
+    choices: list[_Choice] | None = None
+    usage: Any = None
+    x_groq: Any = None
+    error: Any = None
+
+
+decode_body = msgspec.json.Decoder(Body).decode
+_decode_any = msgspec.json.Decoder().decode
+
+
+def read_choices(choices: list[_Choice]) -> tuple[list[Delta], list[tuple[int, str]], Failure | None]:
+    deltas = []
+    finishes = []
+    failure = None
+    for choice in choices:
+        output = choice.delta or choice.message
+        if output is not None:
+            text, calls = _output(output)
+            if text or calls:
+                deltas.append(Delta(choice.index, text, calls))
+        if choice.finish_reason:
+            finishes.append((choice.index, choice.finish_reason))
+        if choice.error is not None:
+            failure = failure or failure_in(choice.error)
+    return deltas, finishes, failure
+
+
+def _output(output: _Output) -> tuple[str, int]:
+    """All output in it, each text once, and how many tool calls begin in it."""
+    text = output.content or ""
+    thought, thought_2 = output.reasoning, output.reasoning_content
+    if thought or thought_2:
+        text += thought or ""
+        if thought_2 and thought_2 != thought:
+            text += thought_2
+    elif output.reasoning_details is not None:
+        text += "".join(_strings(output.reasoning_details))
+    if output.refusal:
+        text += output.refusal
+    if output.audio is not None:
+        text += output.audio.transcript or ""
+    if output.tool_calls is None and output.function_call is None:
+        return text, 0
+    calls = 0
+    called = [call.function or call.custom for call in output.tool_calls or ()]
+    for function in [*called, output.function_call]:
+        if function is not None:
+            calls += 1 if function.name else 0
+            text += (function.name or "") + (function.arguments or "") + (function.input or "")
+    return text, calls
+
+
+# -- wrong types --------------------------------------------------------------------------------------------------------------------------
+
+
+def parse(data: bytes) -> tuple[Body | None, Any]:
+    """The body, typed as far as possible, and as plain values where it is not of the usual shape; (None, ...) if it is not an object."""
+    try:
+        body = decode_body(data)
+        if body.choices:
+            return body, None
+        return body, _decode_any(data)
+    except (ValueError, RecursionError):
+        loose = loosely(data)
+    return (_tolerated(loose) if isinstance(loose, dict) else None), loose
+
+
+def loosely(data: bytes) -> Any:
+    """Any JSON, lone surrogates and huge numbers included, as plain values; None if there is none."""
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _tolerated(loose: dict[str, Any]) -> Body:
+    """What can be taken of an object in which something has a wrong type."""
+    choices = loose.get("choices")
+    body = Body(None, loose.get("usage"), loose.get("x_groq"), loose.get("error"))
+    if isinstance(choices, list):
+        body.choices = [_tolerated_choice(choice, place) for place, choice in enumerate(choices) if isinstance(choice, dict)]
+    return body
+
+
+def _tolerated_choice(loose: dict[str, Any], place: int) -> _Choice:
+    index, finish = loose.get("index"), loose.get("finish_reason")
+    output = loose.get("delta")
+    if not output:
+        output = loose.get("message")
+    return _Choice(
+        int_or(index, place),
+        delta=_tolerated_output(output) if isinstance(output, dict) else None,
+        finish_reason=finish if isinstance(finish, str) else None,
+        error=loose.get("error"),
+    )
+
+
+def _tolerated_output(loose: dict[str, Any]) -> _Output:
+    output = _Output()
+    for name in ("content", "reasoning", "reasoning_content", "refusal"):
+        setattr(output, name, "".join(_strings(loose.get(name))) or None)
+    output.reasoning_details = loose.get("reasoning_details")
+    output.audio = _Audio("".join(_strings(loose.get("audio"))))
+    calls = loose.get("tool_calls")
+    if calls:
+        output.tool_calls = [_tolerated_call(call) for call in (calls if isinstance(calls, list) else [calls])]
+    if loose.get("function_call"):
+        output.function_call = _tolerated_call({"function": loose["function_call"]}).function
+    return output
+
+
+def _tolerated_call(loose: Any) -> _Call:
+    function = (loose.get("function") or loose.get("custom")) if isinstance(loose, dict) else loose
+    if not isinstance(function, dict):
+        return _Call(_Called(None, "".join(_strings(function))))
+    arguments = [value if isinstance(value, str) else _json(value) for name, value in function.items() if name != "name" and value]
+    return _Call(_Called(text_of(function.get("name")), "".join(arguments)))
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """Every text inside a value, but for what is known to be no output (types, ids, encoded audio)."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list):
+        for item in value:
+            yield from _strings(item)
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            if name not in _NOT_OUTPUT:
+                yield from _strings(item)
+
+
+def text_of(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def int_or(value: Any, default: int) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) else default
+
+
+# -- usage and errors ---------------------------------------------------------------------------------------------------------------------
+
+
+def usage_of(body: Body) -> Usage | None:
+    """Usage where the upstream put it. A field that is no plausible count is taken as not reported, which may leave nothing of it."""
+    reported = body.usage
+    if not isinstance(reported, dict):
+        reported = body.x_groq.get("usage") if isinstance(body.x_groq, dict) else None
+        if not isinstance(reported, dict):
+            return None
+    read, written = _part(reported, "prompt_tokens_details"), _part(reported, "completion_tokens_details")
+    usage = Usage(_tokens(reported.get("prompt_tokens")), _tokens(reported.get("completion_tokens")))
+    total = _tokens(reported.get("total_tokens"))
+    if total is not None and usage.input_tokens is not None and total > usage.input_tokens + (usage.output_tokens or 0):
+        usage.output_tokens = total - usage.input_tokens  # reasoning that only the total counts
+    elif total is not None and usage.input_tokens is None and usage.output_tokens is not None and total > usage.output_tokens:
+        usage.input_tokens = total - usage.output_tokens
+    cached = _tokens(read.get("cached_tokens")) or _tokens(reported.get("prompt_cache_hit_tokens")) or _tokens(reported.get("cached_tokens"))
+    usage.cached_tokens = min(cached or 0, usage.input_tokens or 0)
+    usage.cache_write_tokens = min(_tokens(read.get("cache_write_tokens")) or 0, (usage.input_tokens or 0) - usage.cached_tokens)
+    usage.reasoning_tokens = min(_tokens(written.get("reasoning_tokens")) or 0, usage.output_tokens or 0)
+    cost = reported.get("cost")
+    if isinstance(cost, (int, float)) and not isinstance(cost, bool) and 0 <= cost <= 1_000_000:
+        usage.cost_nano_usd = _nano_usd(cost)
+    return usage
+
+
+def _nano_usd(usd: float) -> int:
+    """Rounded up, but for what binary fractions add beyond a thousandth of a nano-USD."""
+    return -(-round(usd * 10**12) // 1000)
+
+
+def _part(reported: dict[str, Any], name: str) -> dict[str, Any]:
+    value = reported.get(name)
+    return value if isinstance(value, dict) else {}
+
+
+def _tokens(value: Any) -> int | None:
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    count = int_or(value, -1)
+    return count if 0 <= count <= TOKENS_MAX else None
+
+
+def bare_failure(loose: Any) -> Failure | None:
+    """An error in an object that has no choices: `error`, or its fields themselves (vLLM, FastAPI's `detail`)."""
+    if not isinstance(loose, dict):
+        return failure_in(loose)
+    if loose.get("error"):
+        return failure_in(loose["error"])
+    message = loose.get("message") or loose.get("detail") or loose.get("errors")
+    return failure_in(loose | {"message": message}) if message else None
+
+
+def failure_in(error: Any) -> Failure | None:
+    """An error as vendors write it: an object, a text, or (Google) a list around it."""
+    if isinstance(error, list) and error:
+        error = error[0]["error"] if isinstance(error[0], dict) and "error" in error[0] else None
+    if isinstance(error, str) and error:
+        return Failure(None, "", "", error)
+    if not isinstance(error, dict) or not error:
+        return None
+    message = error.get("message")
+    if message is not None and not isinstance(message, str):
+        message = _json(message)
+    code = error.get("code")
+    status = _status(error.get("status")) or _status(code)
+    named = text_of(code) or (str(code) if int_or(code, 0) else "")
+    param = error.get("param")
+    return Failure(status, named, text_of(error.get("type")), message or "", param if isinstance(param, str) else None)
+
+
+def _status(value: Any) -> int | None:
+    """An HTTP error status, also where it is written as a text."""
+    if isinstance(value, str) and len(value) == 3 and value.isascii() and value.isdigit():
+        value = int(value)
+    return value if 400 <= int_or(value, 0) <= 599 else None
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,216 @@
+"""The OpenAI chat dialect: answers, streams and what the gateway itself says in them. The request side is in openai_request.
+
+Readers never raise, whatever an upstream sends. Events pass as the bytes they came in; `write_event` says what is left out for whom.
+What the gateway says itself (errors, truncations) has OpenAI's shape, plus a field `sluicegate` that other clients ignore.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+from msgspec import Raw, Struct
+
+from sluicegate.core.usage import Usage
+from sluicegate.dialects.form import Answer, Event, Failure
+from sluicegate.dialects.openai_body import Body, bare_failure, decode_body, failure_in, int_or, loosely, parse, read_choices, text_of, usage_of
+from sluicegate.dialects.openai_request import read_request, write_request
+from sluicegate.dialects.sse import RawEvent, Reader
+
+__all__ = [
+    "Head", "StreamReader", "read_answer", "read_request", "write_error", "write_event", "write_request", "write_stream_error", "write_truncation",
+]  # fmt: skip
+
+NAME = "openai_chat"
+PATH = b"/chat/completions"  # below a provider's base URL
+
+_DONE = b"data: [DONE]\n\n"
+_UNNAMED = Failure(None, "", "", "The upstream reported an error.")
+_decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
+_encode = msgspec.json.Encoder().encode
+
+
+class Head(Struct):
+    """What all chunks of one answer repeat."""
+
+    id: str = ""
+    created: int = 0
+    model: str = ""
+
+
+_decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
+_encode = msgspec.json.Encoder().encode
+
+
+# -- reading ------------------------------------------------------------------------------------------------------------------------------
+
+
+def read_answer(body: bytes) -> Answer:
+    """A unary answer, or the body of an error status. Never raises."""
+    parsed, loose = parse(body)
+    if parsed is None:
+        failure = failure_in(loose)
+        return Answer([], [], None, failure, failure is not None)
+    deltas, finishes, failure = read_choices(parsed.choices or [])
+    failure = failure or failure_in(parsed.error)
+    if failure is None and parsed.choices is None:
+        failure = bare_failure(loose)
+    return Answer(deltas, finishes, usage_of(parsed), failure, parsed.choices is not None or failure is not None)
+
+
+class StreamReader:
+    """Reads one streamed answer. `data: null` yields no event: it would break clients and says nothing."""
+
+    __slots__ = ("_last", "_reader")
+
+    def __init__(self) -> None:
+        self._reader = Reader()
+        self._last = b""
+
+    def feed(self, data: bytes) -> list[Event]:
+        """The events that `data` completes."""
+        events = []
+        for raw in self._reader.feed(data):
+            event = self._event(raw)
+            if event is not None:
+                events.append(event)
+        return events
+
+    def end(self) -> list[Event]:
+        """What is left at the end of the answer. A last event without its blank line gets one if it can be read."""
+        events = []
+        for raw in self._reader.end():
+            event = self._event(raw)
+            if event is not None:
+                event.raw = raw.raw if event.kind in ("bad", "comment") else raw.raw.rstrip(b"\r\n") + b"\n\n"
+                events.append(event)
+        return events
+
+    @property
+    def head(self) -> Head:
+        """Id, time and model of the answer as of its last chunk; empty before one has come."""
+        parsed = loosely(self._last)
+        if not isinstance(parsed, dict):
+            return Head()
+        return Head(text_of(parsed.get("id")), int_or(parsed.get("created"), 0), text_of(parsed.get("model")))
+
+    def _event(self, raw: RawEvent) -> Event | None:
+        data = raw.data
+        try:
+            # The usual chunk. Only here is speed of interest.
+            body = decode_body(data)
+            if body.choices and body.error is None and not raw.event:
+                self._last = data
+                return _chunk(raw.raw, body)
+        except (ValueError, RecursionError):
+            pass
+        if raw.kind != "event":
+            return Event(raw.raw, raw.kind)
+        if data.strip() == b"[DONE]":
+            return Event(raw.raw, "done")
+        if not data:
+            return _field_error(raw)
+        return self._odd(raw)
+
+    def _odd(self, raw: RawEvent) -> Event | None:
+        """Anything but the usual chunk: an error, usage alone, wrong types, an event that is not known."""
+        body, loose = parse(raw.data)
+        if loose is None and body is None:
+            return None if raw.data.strip() == b"null" else Event(raw.raw, "bad")
+        if body is None:
+            failure = failure_in(loose)
+            return Event(raw.raw, "bad" if failure is None else "error", failure=failure)
+        event = _chunk(raw.raw, body)
+        if event.failure is None and (raw.event == "error" or (isinstance(loose, dict) and loose.get("object") == "error")):
+            event.failure = bare_failure(loose) or _UNNAMED
+        if event.failure is not None:
+            event.kind = "error"
+        elif body.choices is None and event.usage is None:
+            event.kind = "other"
+        else:
+            self._last = raw.data
+        return event
+
+
+def _chunk(raw: bytes, body: Body) -> Event:
+    deltas, finishes, failure = read_choices(body.choices or [])
+    if failure is None and body.error is not None:
+        failure = failure_in(body.error)
+    usage = None if body.usage is None and body.x_groq is None else usage_of(body)
+    return Event(raw, "chunk" if failure is None else "error", deltas, finishes, usage, usage is not None and not body.choices, failure)
+
+
+def _field_error(raw: RawEvent) -> Event:
+    """An event without data. Older llama.cpp servers write errors as a field of the event: `error: {...}`."""
+    line = raw.raw.strip(b"\r\n")
+    if line.startswith(b"error:"):
+        return Event(raw.raw, "error", failure=bare_failure(loosely(line[6:])) or _UNNAMED)
+    return Event(raw.raw, "other")
+
+
+# -- writing ------------------------------------------------------------------------------------------------------------------------------
+
+
+def write_event(event: Event, hide_usage: bool) -> bytes:
+    """The event for the client: as it came, but for usage that nobody asked for; b"" drops it.
+
+    A comment goes out in one line and without a blank one: after an event with an id, a blank line makes some clients see an empty event.
+    """
+    raw = event.raw
+    if event.kind == "comment":
+        line = raw.strip(b"\r\n")
+        return line + b"\n" if line else b""
+    if not hide_usage:
+        return raw
+    if event.usage_only:
+        return b""
+    if event.usage is not None:
+        return _without_usage(raw)
+    # Sent by upstreams on each chunk because the gateway asked for usage. These bytes cannot be part of a string in JSON.
+    return raw.replace(b',"usage":null', b"")
+
+
+def _without_usage(raw: bytes) -> bytes:
+    """A chunk that carries output and usage, without the usage."""
+    reader = Reader()
+    parsed = (reader.feed(raw) or reader.end())[0]
+    try:
+        fields = _decode_fields(parsed.data)
+    except (ValueError, RecursionError):
+        return raw
+    if fields.pop("usage", None) is None:
+        return raw
+    return (b"event: %b\n" % parsed.event.encode() if parsed.event else b"") + b"data: %b\n\n" % _encode(fields)
+
+
+def write_truncation(head: Head, choices: Iterable[int], reason: str, usage: Usage | None) -> bytes:
+    """The end of a stream that the gateway cuts: each unfinished choice ends with "length", then usage if asked for, then [DONE].
+
+    reason: "budget" or "ledger".
+    """
+    out = []
+    for index in choices:
+        choice = {"index": index, "delta": {}, "finish_reason": "length"}
+        out.append(b"data: %b\n\n" % _encode(_chunk_of(head) | {"choices": [choice], "sluicegate": {"truncated": reason}}))
+    if usage is not None:
+        read, written = usage.input_tokens or 0, usage.output_tokens or 0
+        counts = {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
+        out.append(b"data: %b\n\n" % _encode(_chunk_of(head) | {"choices": [], "usage": counts}))
+    out.append(_DONE)
+    return b"".join(out)
+
+
+def _chunk_of(head: Head) -> dict[str, Any]:
+    return {"id": head.id, "object": "chat.completion.chunk", "created": head.created, "model": head.model}
+
+
+def write_error(  # noqa: PLR0917 - one order of arguments for all dialects
+    status: int, message: str, type: str = "", param: str | None = None, code: str | None = None, extra: dict[str, Any] | None = None
+) -> bytes:
+    """The body of an error. Without a type it is named after the status; `extra` goes inside `error`."""
+    named = type or ("invalid_request_error" if status < 500 else "server_error")
+    return _encode({"error": {"message": message, "type": named, "param": param, "code": code, **(extra or {})}})
+
+
+def write_stream_error(message: str, type: str = "server_error", code: str | None = None, extra: dict[str, Any] | None = None) -> bytes:
+    """The error event that ends a stream which has begun. No [DONE] follows: the answer is not whole."""
+    return b"data: %b\n\n" % write_error(500, message, type, None, code, extra)
