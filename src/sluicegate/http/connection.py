@@ -1,0 +1,401 @@
+"""A client's connection: bytes to exchanges, one after the other, within bounds.
+
+A subclass of uvicorn's httptools protocol. Requests go straight to the server's `handle(exchange)`; those below `asgi_prefixes` go to an ASGI app
+through uvicorn's own code, web sockets included.
+
+Invariants: exchanges of one connection are handled in the order they came in, one at a time. Whatever httptools refuses (both framings, a length
+twice, bare line feeds, blanks before colons) and whatever passes a bound is answered once in JSON, and nothing after it is read. A connection that is
+closed while its client still sends is closed in two steps, so that the client can read the answer. No timer is made per connection or request:
+`sweep` is called once a second.
+"""
+
+import asyncio
+import socket
+import struct
+import traceback
+from collections import deque
+from typing import Any, NamedTuple, NoReturn
+from urllib.parse import unquote
+
+import httptools
+from uvicorn import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from sluicegate.http import wire
+from sluicegate.http.exchange import Exchange, Handler, logger
+
+HIGH_WATER_BYTES = 65_536  # of a body nobody reads, and of an answer nobody takes
+LOW_WATER_BYTES = 16_384
+PIPELINED_MAX = 8  # requests read ahead of the one being answered
+LINGER_S = 5.0
+LINGER_TOTAL_S = 30.0
+NEVER = float("inf")
+
+_VERSIONS = {"1.1": True, "1.0": False}
+_RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+
+
+class Bounds(NamedTuple):
+    """What a client may take."""
+
+    head_bytes: int = wire.HEAD_BYTES_MAX
+    head_count: int = wire.HEAD_COUNT_MAX
+    head_s: float = 10.0  # from a request's first byte to the end of its headers
+    body_idle_s: float = 30.0  # between two reads of a body
+    keep_alive_s: float = 75.0  # between requests
+    flush_s: float = 30.0  # without a byte taken, when all is written and the connection is to close
+
+
+class State(ServerState):
+    """What a server's connections share."""
+
+    def __init__(self, handle: Handler, bounds: Bounds, asgi_prefixes: tuple[str, ...]) -> None:
+        super().__init__()
+        self.handle = handle
+        self.bounds = bounds
+        self.asgi_prefixes = asgi_prefixes
+        self.exchanges: set[Exchange] = set()  # those whose handler has not returned
+        self.date = b""
+
+
+class _Refused(Exception):
+    """Raised through the parser to stop it; `ClientConnection._refusal` says why."""
+
+
+class ClientConnection(HttpToolsProtocol):
+    """One connection of a client, as a server's loop drives it."""
+
+    server_state: State
+
+    def __init__(self, config: Config, server_state: State, app_state: dict[str, Any], _loop: asyncio.AbstractEventLoop | None = None) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self.bounds = server_state.bounds
+        self.peer = ""
+        self.deadline = NEVER
+        self.fields: dict[bytes, bytes] = {}
+        self._active: Exchange | None = None  # its handler is at work on the answer
+        self._waiting: deque[Exchange] = deque()
+        self._receiving: Exchange | None = None  # its body is being parsed
+        self._in_head = False
+        self._repeats = 0
+        self._now = 0.0  # of this read
+        self._read_bytes = 0  # of this read
+        self._quiet_bytes = 0  # since a request began, or its headers ended, or a piece of its body came
+        self._refusal: tuple[int, str, str] | None = None
+        self._upgrading = False  # httptools takes what follows for another protocol
+        self._resuming = False  # a new parser is being told of a head that is known
+        self._deaf = False  # nothing is parsed any more
+        self._linger_end = 0.0
+        self._unsent_bytes = 0  # at the last sweep while closing
+
+    @property
+    def date(self) -> bytes:
+        return self.server_state.date
+
+    @property
+    def write_paused(self) -> bool:
+        return self.flow.write_paused
+
+    # The transport's side.
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        transport.set_write_buffer_limits(HIGH_WATER_BYTES, LOW_WATER_BYTES)
+        self.peer = self.client[0] if self.client else ""
+        self.deadline = self.loop.time() + self.bounds.head_s
+
+    def data_received(self, data: bytes) -> None:
+        self._now = self.loop.time()
+        if self._deaf:
+            if self._linger_end:
+                self.deadline = min(self._now + LINGER_S, self._linger_end)
+            return
+        if self.timeout_keep_alive_task is not None:  # uvicorn's, after an answer of the ASGI app
+            self._unset_keepalive_if_required()
+        self._read_bytes = len(data)
+        self._quiet_bytes += len(data)
+        if self._receiving is not None:
+            self.deadline = self._now + self.bounds.body_idle_s
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._upgrade(data[upgrade.args[0] :])
+        except httptools.HttpParserError as error:
+            self._refuse(*(self._refusal or (400, "malformed_http", f"Malformed HTTP: {error}.")))
+        else:
+            if self._quiet_bytes > self.bounds.head_bytes:
+                self._refuse(431, "headers_too_large", f"Request line and headers may take {self.bounds.head_bytes} bytes.")
+
+    def eof_received(self) -> None:
+        self._lose()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._lose()
+        super().connection_lost(exc)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._active is not None and self._active.on_drained is not None:
+            self._active.on_drained()
+
+    def _lose(self) -> None:
+        self._deaf = True
+        self._receiving = None
+        self._waiting.clear()
+        if self._active is not None:
+            self._active.lose()
+            self._active = None
+
+    # The parser's side.
+
+    def on_message_begin(self) -> None:
+        if self._resuming:
+            return
+        self.url = b""
+        self.fields = {}
+        self._repeats = 0
+        self._in_head = True
+        self._quiet_bytes = self._read_bytes
+        self.deadline = self._now + self.bounds.head_s
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        name = name.lower()
+        fields = self.fields
+        if name not in fields:
+            fields[name] = value.rstrip()
+            return
+        self._repeats += 1
+        if self._repeats > self.bounds.head_count or (name == b"host" and self._in_head):
+            self._stop(400, "malformed_http", "Malformed HTTP: a header was sent too often.")
+        fields[name] = b"%b, %b" % (fields[name], value.rstrip())
+
+    def on_headers_complete(self) -> None:
+        if self._resuming:
+            self._resuming = False
+            return
+        modern = self._check_head()
+        path, query = self._target()
+        self._upgrading = b"upgrade" in self.fields and self.parser.should_upgrade()
+        self._in_head = False
+        self._quiet_bytes = 0
+        if self.server_state.asgi_prefixes and path.startswith(self.server_state.asgi_prefixes):
+            self._to_asgi()
+            return
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._stop(400, "malformed_http", "Requests of different kinds are not pipelined.")
+        self.deadline = self._now + self.bounds.body_idle_s
+        keep_alive = modern and self.parser.should_keep_alive()
+        method = self.parser.get_method().decode()
+        exchange = Exchange(self, method, path, self.fields, query=query, peer=self.peer, arrived=self._now, modern=modern, keep_alive=keep_alive)
+        self._receiving = exchange
+        self.fields = {}  # trailers are nobody's
+        if self._active is None:
+            self._begin(exchange)
+        else:
+            self._waiting.append(exchange)
+            if len(self._waiting) >= PIPELINED_MAX:
+                self.flow.pause_reading()
+
+    def on_body(self, body: bytes) -> None:
+        if self._receiving is None:
+            super().on_body(body)
+        else:
+            self._quiet_bytes = 0
+            self._receiving.feed(body)
+
+    def on_message_complete(self) -> None:
+        if self._upgrading:
+            return
+        if self._receiving is None:
+            super().on_message_complete()
+            return
+        self.deadline = NEVER
+        exchange, self._receiving = self._receiving, None
+        exchange.feed_end()
+
+    def _check_head(self) -> bool:
+        """Refuses a head that httptools let pass; returns whether it is HTTP/1.1."""
+        fields = self.fields
+        modern = _VERSIONS.get(self.parser.get_http_version())
+        if modern is None:
+            self._stop(400, "malformed_http", "Only HTTP/1.0 and HTTP/1.1 are understood.")
+        if len(fields) + self._repeats > self.bounds.head_count:
+            self._stop(431, "headers_too_large", f"A request may have {self.bounds.head_count} headers.")
+        if self._quiet_bytes > self.bounds.head_bytes:  # what was read is a cheap upper bound, so the sum is rarely needed
+            size = len(self.url) + sum(map(len, fields)) + sum(map(len, fields.values())) + 4 * len(fields)
+            if size > self.bounds.head_bytes:
+                self._stop(431, "headers_too_large", f"Request line and headers may take {self.bounds.head_bytes} bytes.")
+        if modern and b"host" not in fields:
+            self._stop(400, "malformed_http", "Malformed HTTP: no host header.")
+        coding = fields.get(b"transfer-encoding")
+        if coding is not None and (not modern or coding.lower() != b"chunked"):
+            self._stop(400, "malformed_http", "Malformed HTTP: a transfer encoding other than chunked.")
+        return modern
+
+    def _target(self) -> tuple[str, bytes]:
+        """Path (percent-decoded) and query. A full URL, as proxies are sent, is taken for its path."""
+        url = self.url
+        if not url.startswith(b"/"):
+            try:
+                parsed = httptools.parse_url(url)
+            except httptools.HttpParserInvalidURLError:
+                self._stop(400, "malformed_http", "Malformed HTTP: the request target.")
+            url = (parsed.path or b"/") + (b"?" + parsed.query if parsed.query else b"")
+        raw, _, query = url.partition(b"?")
+        path = raw.decode("ascii")
+        return (unquote(path) if "%" in path else path), query
+
+    def _to_asgi(self) -> None:
+        """Hands a request to uvicorn's own code, which then gets its body too."""
+        if self._active is not None:
+            self._stop(400, "malformed_http", "Requests of different kinds are not pipelined.")
+        self.deadline = NEVER
+        fields, url = self.fields, self.url
+        super().on_message_begin()
+        self.url = url
+        self.headers.extend(fields.items())
+        self.expect_100_continue = fields.get(b"expect", b"").lower() == b"100-continue"
+        super().on_headers_complete()
+
+    def _upgrade(self, rest: bytes) -> None:
+        """A server may ignore `upgrade` and read on; httptools cannot. So a new parser reads on, told how the body is framed and nothing else."""
+        self._upgrading = False
+        if self._receiving is None and self._should_upgrade():
+            self.handle_websocket_upgrade()
+            return
+        headers = self._receiving.headers if self._receiving else dict(self.headers)
+        framing = [b"%b: %b\r\n" % (name, headers[name]) for name in (b"content-length", b"transfer-encoding") if name in headers]
+        self.parser = httptools.HttpRequestParser(self)
+        self._resuming = True
+        self.data_received(b"POST / HTTP/1.1\r\n%b\r\n%b" % (b"".join(framing), rest))
+
+    # What does not go on.
+
+    def _stop(self, status: int, code: str, message: str) -> NoReturn:
+        self._refusal = (status, code, message)
+        raise _Refused
+
+    def _refuse(self, status: int, code: str, message: str) -> None:
+        """Nothing more is read. Answers with an error, unless that would come in the middle of another answer."""
+        self._deaf = True
+        self.deadline = NEVER
+        broken, self._receiving = self._receiving, None
+        active = self._active
+        if broken is not None and self._waiting and broken is self._waiting[-1]:
+            self._waiting.pop()
+        if active is not None and (broken is not active or active.started):
+            if broken is active:
+                active.abort()
+            else:
+                (self._waiting[-1] if self._waiting else active).keep_alive = False
+        elif self.cycle is not None and not self.cycle.response_complete:
+            self._close()
+        else:
+            if active is not None:
+                active.lose()
+                self._active = None
+            body = wire.error_body(message, "invalid_request_error", code)
+            head = b"%b\r\n%b\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
+            self.transport.write(head % (wire.STATUS_LINES[status], self.date, len(body)) + body)
+            self._linger()
+
+    def _linger(self) -> None:
+        """Closes our side, and all when the client has closed its own or is silent: data that nobody read would reset it, answer and all."""
+        self._deaf = True
+        self._receiving = None
+        self._waiting.clear()
+        self.flow.resume_reading()
+        now = self.loop.time()
+        self._linger_end = now + LINGER_TOTAL_S
+        self.deadline = now + LINGER_S
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+
+    def _close(self) -> None:
+        """Closes when all is written; `sweep` sees to it that this comes to an end."""
+        self._deaf = True
+        self._linger_end = 0.0
+        self._unsent_bytes = self.transport.get_write_buffer_size()
+        self.deadline = self.loop.time() + self.bounds.flush_s
+        self.transport.close()
+
+    def sweep(self, now: float) -> None:
+        """Ends what has taken too long. Called about once a second."""
+        if now < self.deadline:
+            return
+        if self._linger_end:
+            self._close()
+        elif self._deaf:
+            unsent_bytes = self.transport.get_write_buffer_size()
+            if unsent_bytes >= self._unsent_bytes:
+                self.transport.abort()
+            self._unsent_bytes = unsent_bytes
+            self.deadline = now + self.bounds.flush_s
+        elif self._receiving is not None and self.flow.read_paused:
+            self.deadline = now + self.bounds.body_idle_s
+        elif self._receiving is not None:
+            self._refuse(408, "request_timeout", f"No byte of the body came for {self.bounds.body_idle_s:g} s.")
+        elif self._in_head:
+            self._refuse(408, "request_timeout", f"Request line and headers took more than {self.bounds.head_s:g} s.")
+        else:
+            self._close()
+
+    def shutdown(self) -> None:
+        """The server drains: the connection closes after the answer in progress, or now."""
+        if self._active is not None:
+            self._active.keep_alive = False
+        elif self.cycle is not None and not self.cycle.response_complete:
+            super().shutdown()
+        elif not self.transport.is_closing():
+            self._close()
+
+    # One exchange after the other.
+
+    def _begin(self, exchange: Exchange) -> None:
+        self._active = exchange
+        self.server_state.exchanges.add(exchange)
+        exchange.task = self.loop.create_task(self._serve(exchange))
+
+    async def _serve(self, exchange: Exchange) -> None:
+        try:
+            await self.server_state.handle(exchange)
+        except Exception as error:
+            # Places only: the text of an exception may quote what a client or a provider sent.
+            places = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in traceback.extract_tb(error.__traceback__)]
+            logger.error("the handler of %s %s raised %s: %s", exchange.method, exchange.path, type(error).__name__, " < ".join(reversed(places)))
+        finally:
+            self.server_state.exchanges.discard(exchange)
+            if not exchange.finished:
+                exchange.fail()
+
+    def want_body(self) -> None:
+        self.flow.resume_reading()
+
+    def got_body(self, buffered_bytes: int) -> None:
+        if buffered_bytes > HIGH_WATER_BYTES:
+            self.flow.pause_reading()
+
+    def answered(self, exchange: Exchange) -> None:
+        self._active = None
+        self.server_state.total_requests += 1
+        if exchange is self._receiving:
+            self._linger()
+        elif not exchange.keep_alive:
+            self._close()
+        elif self._waiting:
+            self.flow.resume_reading()
+            self._begin(self._waiting.popleft())
+        elif not self._in_head:
+            self.deadline = self.loop.time() + self.bounds.keep_alive_s
+
+    def cut(self, *, reset: bool) -> None:
+        self._active = None
+        if not reset:
+            self._close()
+            return
+        self._deaf = True
+        sock = self.transport.get_extra_info("socket")
+        if sock is not None and sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+        self.transport.abort()

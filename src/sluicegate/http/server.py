@@ -1,0 +1,184 @@
+"""Accepts clients and lets their exchanges finish before it ends.
+
+A subclass of uvicorn's server, which binds, accepts, and runs the ASGI app's lifespan. `handle` gets every request that is not below `asgi_prefixes`.
+
+    await Server(handle, host="127.0.0.1", port=8080).run()   # as a process: signals, uvloop where it is installed
+    await server.start(); ...; await server.stop()            # inside a running loop, without signals
+
+The first signal: `ready` is False at once; after `drain_delay_s` nothing new is accepted, idle connections are closed, and open exchanges have
+`drain_s` to finish. The second signal, or the end of that time, cuts: every open exchange loses its client (`on_gone`), so that its handler settles;
+handlers that have not returned `CUT_S` later are cancelled. No exit skips this.
+"""
+
+import asyncio
+import contextlib
+import signal
+import socket
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from email.utils import formatdate
+
+import uvicorn
+from uvicorn._types import ASGI3Application, ASGIReceiveCallable, ASGISendCallable, Scope
+
+from sluicegate.http.connection import Bounds, ClientConnection, State
+from sluicegate.http.exchange import Handler, logger
+
+CUT_S = 1.5
+_POLL_S = 0.05
+
+
+def listen(host: str, port: int, backlog: int = 2048) -> socket.socket:
+    """A listening socket; raises OSError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=backlog)
+
+
+class Server(uvicorn.Server):
+    """One worker's server. `sockets` are inherited listening sockets; without any it listens on host and port (0: any free one)."""
+
+    server_state: State
+
+    def __init__(
+        self,
+        handle: Handler,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        sockets: Sequence[socket.socket] = (),
+        on_start: Callable[[], Awaitable[None]] | None = None,  # before the first connection is accepted
+        on_stop: Callable[[], Awaitable[None]] | None = None,  # after the last handler has returned
+        drain_s: float = 60.0,
+        drain_delay_s: float = 0.0,
+        bounds: Bounds = Bounds(),  # noqa: B008  (immutable)
+        asgi: ASGI3Application | None = None,
+        asgi_prefixes: tuple[str, ...] = (),
+    ) -> None:
+        super().__init__(
+            uvicorn.Config(
+                asgi or _no_app,
+                http=ClientConnection,
+                interface="asgi3",
+                lifespan="on" if asgi else "off",
+                log_config=None,
+                access_log=False,
+                proxy_headers=False,
+                timeout_keep_alive=int(bounds.keep_alive_s),
+            )
+        )
+        self.server_state = State(handle, bounds, asgi_prefixes)
+        self.ready = False
+        self._address = (host, port)
+        self._sockets = list(sockets)
+        self._on_start = on_start
+        self._on_stop = on_stop
+        self._drain_s = drain_s
+        self._drain_delay_s = drain_delay_s
+        self._asked = asyncio.Event()
+        self._cut = asyncio.Event()
+        self._ticker: asyncio.TimerHandle | None = None
+
+    @property
+    def port(self) -> int:
+        """Where it listens, once started."""
+        return int(self._sockets[0].getsockname()[1])
+
+    async def start(self) -> None:
+        """Starts inside a running loop, without signals."""
+        self.config.load()
+        self.lifespan = self.config.lifespan_class(self.config)
+        await self.startup()
+
+    async def stop(self) -> None:
+        """Drains and ends, as the first signal does; `ask_to_stop` meanwhile cuts."""
+        self.ask_to_stop()
+        await self.shutdown()
+
+    def ask_to_stop(self) -> None:
+        """What a signal does."""
+        self.ready = False
+        (self._cut if self._asked.is_set() else self._asked).set()
+
+    # Called by uvicorn's serve().
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self.ask_to_stop)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._on_start is not None:
+            await self._on_start()
+        if not self._sockets:
+            self._sockets.append(listen(*self._address))
+        self._tick()
+        await super().startup(self._sockets)
+        self.ready = not self._asked.is_set()
+
+    async def main_loop(self) -> None:
+        await self._asked.wait()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self.ready = False
+        state = self.server_state
+        await self._until(self._cut.is_set, self._drain_delay_s)
+        for server in self.servers:
+            server.close()
+        for connection in list(state.connections):
+            connection.shutdown()
+        await self._until(lambda: self._cut.is_set() or self._quiet(), self._drain_s)
+        if not self._quiet():
+            await self._cut_all()
+        await self.lifespan.shutdown()
+        if self._on_stop is not None:
+            await self._on_stop()
+        if self._ticker is not None:
+            self._ticker.cancel()
+
+    async def _cut_all(self) -> None:
+        state = self.server_state
+        logger.warning("cutting %d open exchanges", len(state.exchanges))
+        for connection in list(state.connections):
+            connection.transport.abort()
+        for exchange in list(state.exchanges):
+            exchange.lose()
+        if not await self._until(self._quiet, CUT_S):
+            tasks = [exchange.task for exchange in state.exchanges if exchange.task is not None] + list(state.tasks)
+            logger.error("cancelling %d handlers that have not returned", len(tasks))
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks, timeout=_POLL_S)
+
+    def _quiet(self) -> bool:
+        state = self.server_state
+        return not (state.exchanges or state.tasks or state.connections)
+
+    async def _until(self, done: Callable[[], bool], seconds: float) -> bool:
+        """Whether `done` came true within that time."""
+        end = time.monotonic() + seconds
+        while not done():
+            if time.monotonic() >= end:
+                return False
+            await asyncio.sleep(_POLL_S)
+        return True
+
+    def _tick(self) -> None:
+        """Once a second: the date of answers, and whatever has taken too long."""
+        loop = asyncio.get_running_loop()
+        self.server_state.date = f"date: {formatdate(usegmt=True)}".encode()
+        self.server_state.default_headers = [(b"date", self.server_state.date[6:])]
+        now = loop.time()
+        for connection in list(self.server_state.connections):
+            if isinstance(connection, ClientConnection):
+                connection.sweep(now)
+        self._ticker = loop.call_later(1.0, self._tick)
+
+
+async def _no_app(scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+    raise RuntimeError("no request is below no prefix")
