@@ -18,6 +18,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from signal import SIGTERM
 from typing import Any
 
 START_S = 30.0
@@ -64,7 +65,7 @@ class Child:
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
 
-    def stop(self, number: int = signal.SIGTERM, timeout_s: float = 20.0) -> int:
+    def stop(self, number: int = SIGTERM, timeout_s: float = 20.0) -> int:
         """Ends the process and returns its exit code."""
         if self.process.poll() is None:
             self.process.send_signal(number)
