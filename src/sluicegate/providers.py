@@ -1,0 +1,71 @@
+"""Providers: a table of what is known of each kind of upstream. A new OpenAI-compatible vendor is a row.
+
+A row states facts on which the cap depends: `extend` and `stops_on_close` say that every billed token is visible in the stream and that generation
+stops when the connection closes. They are False unless that is known.
+"""
+
+import msgspec
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One kind of upstream. Pairs are (prefix of the model's name, value), the longer prefix first."""
+
+    dialect: str  # name of a module in dialects/
+    base_url: str = ""  # "": the operator must say
+    auth_header: str = "authorization"
+    auth_scheme: str = "Bearer "
+    cap_field: str = "max_tokens"
+    cap_fields: tuple[tuple[str, str], ...] = ()  # models that want another one
+    stream_usage: bool = True  # accepts stream_options.include_usage
+    extend: bool = False
+    stops_on_close: bool = False
+    tokenizers: tuple[tuple[str, str], ...] = ()
+
+
+# https://github.com/openai/tiktoken/blob/main/tiktoken/model.py has the same assignment.
+_OPENAI_TOKENIZERS = (
+    ("chatgpt-4o", "o200k_base"),
+    ("gpt-3.5", "cl100k_base"),
+    ("gpt-4.1", "o200k_base"),
+    ("gpt-4.5", "o200k_base"),
+    ("gpt-4o", "o200k_base"),
+    ("gpt-4", "cl100k_base"),
+    ("gpt-5", "o200k_base"),
+    ("o1", "o200k_base"),
+    ("o3", "o200k_base"),
+    ("o4", "o200k_base"),
+)
+# Reasoning models refuse max_tokens: https://platform.openai.com/docs/api-reference/chat/create#chat_create-max_tokens
+_OPENAI_CAP_FIELDS = tuple((prefix, "max_completion_tokens") for prefix in ("gpt-5", "o1", "o3", "o4"))
+
+ROWS = {
+    "openai": Row(
+        "openai_chat",
+        base_url="https://api.openai.com/v1",
+        cap_fields=_OPENAI_CAP_FIELDS,
+        tokenizers=_OPENAI_TOKENIZERS,
+    ),
+    "openai_compatible": Row("openai_chat"),
+    "llama_cpp": Row("openai_chat", base_url="http://127.0.0.1:8081/v1", extend=True, stops_on_close=True),
+    "vllm": Row("openai_chat", base_url="http://127.0.0.1:8000/v1", extend=True, stops_on_close=True),
+    "mock": Row("openai_chat", base_url="http://127.0.0.1:8089/v1", extend=True, stops_on_close=True),
+}
+
+
+def tokenizer(row: Row, model: str) -> str:
+    """The vocabulary that a model of this row counts in; "" if it is not known."""
+    return _by_prefix(row.tokenizers, model, "")
+
+
+def cap_field(row: Row, model: str) -> str:
+    """The request field in which a model of this row takes its output cap."""
+    return _by_prefix(row.cap_fields, model, row.cap_field)
+
+
+def _by_prefix(pairs: tuple[tuple[str, str], ...], model: str, default: str) -> str:
+    """A prefix ends where a part of the name does: `o1` is for `o1-mini`, not for `o1x`. Fine-tuned models (`ft:`) are like their base."""
+    base = model.removeprefix("ft:")
+    for prefix, value in pairs:
+        if base.startswith(prefix) and base[len(prefix) : len(prefix) + 1] in ("", "-", ".", ":"):
+            return value
+    return default
