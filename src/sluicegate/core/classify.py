@@ -1,8 +1,8 @@
 """What an upstream's answer means: for the route (is there an answer, does another deployment help), for the bill, and for the client.
 
 Pure functions of a status, headers and what a dialect read. The client is told the upstream's error unchanged in meaning, with three
-exceptions: what concerns the gateway's own credential or account never looks like the caller's (502), an upstream's rate limit has a code
-of its own (`upstream_rate_limited`), and what cannot be read as an error is described, never passed on. No text leaves here that holds a provider's key.
+exceptions: what concerns the gateway's own credential or account never looks like the caller's (502), an upstream's rate limit has a code of its
+own (`upstream_rate_limited`), and what cannot be read as an error is described, never passed on. No text that holds a provider's key leaves here.
 
 Was an attempt billed? (ledger.md 8)
 

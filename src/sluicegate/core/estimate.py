@@ -1,0 +1,225 @@
+"""How large a request is before it is sent: its input as an estimate and as a bound, and how much output it needs, aims at and wants.
+
+The estimate goes on limits that refill, the bound on all others (ledger.md 8). What is learned here only ever tightens a bound that holds
+without it, or widens one that has been seen not to hold. Learned figures come from complete usages alone, in bounded memory. Histograms of
+output, and the names of deployments that bill more than they show, are shared by all workers through the ledger; ratios stay with the worker
+that saw them.
+
+Fails with BadRequest: input that no figure bounds, and amounts too large to be counted exactly.
+"""
+
+import msgspec
+
+from sluicegate.core.learned import Histogram, Largest, Mean
+from sluicegate.core.meter import TEXT_MAX, Meter, count, size
+from sluicegate.core.prices import output_rate
+from sluicegate.core.tenants import Budget, Deployment, Key, Model
+from sluicegate.core.usage import Usage
+from sluicegate.dialects.form import BadRequest, Request
+
+PER_MESSAGE, PER_REQUEST = 4, 3  # tokens that frame a message, and that open the reply
+IMAGE_TOKENS = 4096  # an image at an unknown provider, at most
+ENOUGH_USAGES = 200  # before that, a deployment's ratios are not trusted
+ENOUGH_SAMPLES = 50  # before that, a histogram has no p95
+LAST_INPUTS, LAST_OUTPUTS = 1000, 200
+SHORT_TEXT = 256  # bytes; below it what a provider adds to every prompt outweighs the text, and a ratio says nothing
+PAIRS_MAX = 4096  # histograms kept: one per (model, tenant) and model, the oldest forgotten first
+EXACT_MAX = 2**53  # rate times tokens must stay below: what a double holds exactly
+
+_EXCEEDED = "exceeded"  # the shared table of deployments that are capped from now on
+
+
+class Figures(msgspec.Struct):
+    """Tokens. need <= aim <= want are totals over all choices. The rest is what the figures were made from, for learning."""
+
+    input_estimate: int
+    input_bound: int
+    choices: int
+    need: int
+    aim: int
+    want: int
+    prediction: int = 0  # part of need, aim and want: a predicted output is billed where it is rejected
+    counted: int = 0  # tokens where they can be counted, else characters / 4
+    in_tokens: bool = False  # which of the two
+    text_bytes: int = 0
+    framing: int = 0
+    plain: bool = True  # text and nothing else: something can be learned from it
+
+    def cap(self, covered: int) -> int:
+        """The cap per choice that `covered` output tokens pay for."""
+        return (covered - self.prediction) // self.choices
+
+
+class _Known:
+    """What is known of one deployment."""
+
+    __slots__ = ("added", "density", "factor", "mean")
+
+    def __init__(self) -> None:
+        self.mean = Mean(LAST_INPUTS)  # reported input per estimated token
+        self.density = Largest(LAST_INPUTS)  # reported input per byte of longer texts, in thousandths
+        self.added = Largest(LAST_INPUTS)  # reported input beyond the tokens counted, or beyond one per byte of a short text
+        self.factor = Largest(LAST_OUTPUTS)  # reported per metered output, in thousandths
+
+
+class Learned:
+    """Figures for requests, and what complete usages have taught; one per worker."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, _Known] = {}
+        self._exceeded: set[str] = set()
+        self._outputs: dict[str, Histogram] = {}
+
+    # -- figures --------------------------------------------------------------------------------------------------------------------------
+
+    def figures(self, request: Request, model: Model, deployment: Deployment, key: Key, budget: Budget) -> Figures:
+        """The figures of a request at one deployment. Raises BadRequest."""
+        figures = self._input(request, deployment)
+        if request.unbounded:
+            if not deployment.context:
+                why = f"The input cannot be bounded: it has {request.unbounded}, and the context of {model.name!r} is not known."
+                raise BadRequest(why, "messages", "unbounded_input")
+            figures.input_bound = deployment.context
+        self._output(figures, request, model, deployment, key=key, budget=budget)
+        return figures
+
+    def _input(self, request: Request, deployment: Deployment) -> Figures:
+        known = self._known.get(deployment.id)
+        characters = text_bytes = 0
+        for text in request.texts:
+            characters += len(text)
+            text_bytes += size(text)
+        framing = PER_MESSAGE * request.messages + PER_REQUEST
+        in_tokens = bool(deployment.tokenizer) and characters <= TEXT_MAX
+        if in_tokens:
+            estimate = bound = counted = sum([count(text, deployment.tokenizer) for text in request.texts])
+        else:
+            estimate = counted = -(-characters // 4)
+            bound = text_bytes
+        if known is not None:
+            if not in_tokens and known.mean.count >= ENOUGH_USAGES:
+                estimate = -(-estimate * known.mean.milli // 1000)
+            if not in_tokens and known.density.count >= ENOUGH_USAGES:
+                bound = -(-text_bytes * known.density.value * 11 // 10_000)
+            bound += known.added.value
+        images = request.images * (deployment.image_tokens or IMAGE_TOKENS)
+        return Figures(
+            estimate + images + framing,
+            bound + images + framing,
+            request.choices,
+            *(0, 0, 0, 0),
+            counted=counted,
+            in_tokens=in_tokens,
+            text_bytes=text_bytes,
+            framing=framing,
+            plain=not images and not request.unbounded,
+        )
+
+    def _output(self, figures: Figures, request: Request, model: Model, deployment: Deployment, *, key: Key, budget: Budget) -> None:
+        choices = request.choices
+        predicted = figures.prediction = count(request.prediction, deployment.tokenizer) if request.prediction else 0
+        want = choices * (model.max_output if request.cap is None else request.cap) + predicted
+        rate = output_rate(deployment.price) if deployment.price is not None else 0
+        if max(rate, 1000) * want >= EXACT_MAX:
+            raise BadRequest(f"{want} output tokens are more than can be counted.", "max_tokens")
+        figures.want = want
+        figures.need = min(want, choices * (budget.min_output + request.thinking) + predicted)
+        aim = want
+        if budget.estimator == "fixed":
+            aim = choices * budget.fixed_output + predicted
+        elif budget.estimator == "p95":
+            each = self._p95(model.name, _tenant(key))
+            aim = want if each is None else choices * each + predicted
+        figures.aim = max(figures.need, min(want, aim))
+
+    def _p95(self, model: str, tenant: str) -> int | None:
+        """Output per choice that 95 % of answers stay within: of this tenant, else of the model; None where too few are known."""
+        for name in (_table(model, tenant), _table(model)):
+            outputs = self._outputs.get(name)
+            if outputs is None:
+                outputs = self._new(name)
+            if outputs.samples >= ENOUGH_SAMPLES:
+                return outputs.p95()
+            outputs.wanted = True
+        return None
+
+    def factor_milli(self, deployment: Deployment) -> int:
+        """What the meter multiplies by, in thousandths: the largest reported/metered of the last usages, at least 1."""
+        known = self._known.get(deployment.id)
+        return max(1000, known.factor.value) if known is not None else 1000
+
+    def exceeded(self, deployment: Deployment) -> bool:
+        """Whether this deployment has billed more than it showed: it is capped from then on."""
+        return deployment.id in self._exceeded
+
+    # -- learning -------------------------------------------------------------------------------------------------------------------------
+
+    def observe(self, figures: Figures, usage: Usage, meter: Meter, *, model: Model, deployment: Deployment, key: Key, truncated: bool) -> bool:
+        """Learns from a complete usage. truncated: the answer was cut by a cap. True if the deployment is capped from now on."""
+        if usage.input_tokens is None or usage.output_tokens is None:
+            return False
+        known = self._known.get(deployment.id)
+        if known is None:
+            known = self._known[deployment.id] = _Known()
+        if figures.plain and figures.text_bytes and usage.input_tokens:
+            self._observe_input(known, figures, usage.input_tokens)
+        written = usage.output_tokens
+        if written and not truncated:
+            for name in (_table(model.name, _tenant(key)), _table(model.name)):
+                (self._outputs.get(name) or self._new(name)).add(-(-written // figures.choices))
+        if written and meter.counted:
+            known.factor.add(-(-written * 1000 // meter.counted))
+        if deployment.extend and 10 * written > 11 * meter.seen + 160 and deployment.id not in self._exceeded:
+            self._exceeded.add(deployment.id)
+            return True
+        return False
+
+    def _observe_input(self, known: _Known, figures: Figures, reported: int) -> None:
+        text_tokens = max(0, reported - figures.framing)
+        if figures.in_tokens:
+            known.added.add(max(0, text_tokens - figures.counted))
+            return
+        known.mean.add(text_tokens, figures.counted)
+        if figures.text_bytes >= SHORT_TEXT:
+            known.density.add(-(-text_tokens * 1000 // figures.text_bytes))
+        else:
+            known.added.add(max(0, text_tokens - figures.text_bytes))
+
+    def _new(self, name: str) -> Histogram:
+        if len(self._outputs) >= PAIRS_MAX:
+            del self._outputs[next(iter(self._outputs))]
+        outputs = self._outputs[name] = Histogram()
+        return outputs
+
+    # -- shared through the ledger --------------------------------------------------------------------------------------------------------
+
+    def increments(self) -> dict[str, dict[str, int]]:
+        """What to add to the shared tables; an empty one is only read. Deployments that exceeded are told each time, since tables are forgotten."""
+        tables = {name: outputs.take() for name, outputs in self._outputs.items() if outputs.wanted}
+        tables[_EXCEEDED] = dict.fromkeys(self._exceeded, 1)
+        return tables
+
+    def keep(self, increments: dict[str, dict[str, int]]) -> None:
+        """These increments have not arrived."""
+        for name in increments:
+            if name in self._outputs:
+                self._outputs[name].keep()
+
+    def absorb(self, sums: dict[str, dict[str, int]]) -> None:
+        """The sums over all workers."""
+        self._exceeded.update(deployment for deployment, times in sums.get(_EXCEEDED, {}).items() if times > 0)
+        for name, outputs in self._outputs.items():
+            if name in sums:
+                outputs.absorb(sums[name])
+
+
+def _tenant(key: Key) -> str:
+    """The scope that a key belongs to."""
+    for scope in reversed(key.path):
+        if scope.kind != "key":
+            return scope.id
+    return key.id
+
+
+def _table(model: str, tenant: str = "") -> str:
+    return f"output {model} {tenant}" if tenant else f"output {model}"
