@@ -1,0 +1,104 @@
+"""What the client reads: response headers, the start of a stream, and the last bytes of every answer. Sync; nothing here can block."""
+
+from sluicegate.core import refusals
+from sluicegate.core.usage import Usage
+from sluicegate.reject import Reject
+from sluicegate.trip import Attempt, Trip
+
+Headers = list[tuple[bytes, bytes]]
+
+_JSON = (b"content-type", b"application/json")
+_STREAM = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
+
+
+def start_stream(trip: Trip, attempt: Attempt, now: float) -> None:
+    """Commits the 200 of a stream."""
+    trip.status = 200
+    headers = _common(trip, now)
+    headers += _STREAM
+    _served_by(headers, trip, attempt)
+    trip.exchange.start(200, headers, None)
+
+
+def finish(trip: Trip, now: float) -> None:
+    """Writes what is left of the answer. Called once, after the settle has been written out."""
+    attempt, exchange = trip.answered, trip.exchange
+    if trip.rejected is not None:
+        _reject(trip, trip.rejected, now)
+    elif attempt is None:
+        trip.status = trip.status or 499  # the client left before there was an answer
+        exchange.abort()
+    elif attempt.relay is None:
+        _unary(trip, attempt, now)
+    elif attempt.relay.ended == "complete":
+        exchange.finish(attempt.relay.tail)
+    elif attempt.relay.ended == "truncated":
+        exchange.finish(_truncation(trip, attempt))
+    else:
+        failure = attempt.relay.failure
+        message = failure.message if failure is not None else "The upstream ended its answer early."
+        _break(trip, message, "upstream_error", "upstream_error")
+
+
+def _unary(trip: Trip, attempt: Attempt, now: float) -> None:
+    trip.status = 200
+    headers = _common(trip, now)
+    headers.append(_JSON)
+    _served_by(headers, trip, attempt)
+    headers.append((b"x-sluicegate-cost-usd", b"%d.%09d" % divmod(trip.cost_nano_usd, 1_000_000_000)))
+    trip.exchange.start(200, headers, len(attempt.body))
+    trip.exchange.finish(attempt.body)
+
+
+def _truncation(trip: Trip, attempt: Attempt) -> bytes:
+    relay, request = attempt.relay, trip.request
+    assert relay is not None and request is not None and attempt.charge is not None
+    charge = attempt.charge
+    usage = Usage(charge.input_tokens, charge.output_tokens) if request.include_usage else None
+    unfinished = [choice for choice in range(request.choices) if choice not in relay.finishes]
+    return trip.dialect.write_truncation(relay.reader.head, unfinished, relay.truncated, usage)
+
+
+def _reject(trip: Trip, rejected: Reject, now: float) -> None:
+    if trip.status:  # the answer has been started
+        _break(trip, rejected.message, rejected.type, rejected.code)
+        return
+    trip.status = rejected.status
+    extra: dict[str, object] = {"request_id": trip.request_id}
+    if rejected.detail is not None:
+        extra["sluicegate"] = rejected.detail
+    body = trip.dialect.write_error(rejected.status, rejected.message, rejected.type, rejected.param, rejected.code, extra)
+    headers = _common(trip, now)
+    headers.append(_JSON)
+    headers += rejected.headers
+    trip.exchange.start(rejected.status, headers, len(body))
+    trip.exchange.finish(body)
+
+
+def _break(trip: Trip, message: str, type_: str, code: str) -> None:
+    """An error event, no `[DONE]`, and a connection that does not close as clean."""
+    trip.exchange.write(trip.dialect.write_stream_error(message, type_, code, {"request_id": trip.request_id}))
+    trip.exchange.abort()
+
+
+def _common(trip: Trip, now: float) -> Headers:
+    request_id = trip.request_id.encode()
+    overhead_ms = (now - trip.exchange.arrived - trip.upstream_s) * 1000
+    headers = [
+        (b"x-request-id", request_id),
+        (b"x-sluicegate-request-id", request_id),
+        (b"x-sluicegate-overhead-ms", b"%.2f" % max(overhead_ms, 0)),
+    ]
+    if trip.attempts:
+        headers.append((b"x-sluicegate-attempts", ",".join([f"{a.deployment}:{a.outcome}" for a in trip.attempts]).encode()))
+    if trip.plan is not None and trip.reply is not None and trip.refset is not None:
+        headers += refusals.ratelimit_headers(trip.plan.template.counters, trip.refset, trip.reply)
+    return headers
+
+
+def _served_by(headers: Headers, trip: Trip, attempt: Attempt) -> None:
+    assert trip.request is not None
+    headers.append((b"x-sluicegate-model", trip.request.model.encode()))
+    headers.append((b"x-sluicegate-deployment", attempt.deployment.id.encode()))
+    if attempt.cap is not None and attempt.cap != trip.request.cap:  # lowered, or set where the client set none
+        headers.append((b"x-sluicegate-max-tokens", b"%d" % attempt.cap))

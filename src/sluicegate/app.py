@@ -1,0 +1,210 @@
+"""The composition root: builds everything of one worker from its configuration; nothing else wires.
+
+    serve_worker(loaded, sockets)                        one worker process, until a signal ends it
+    worker = Worker(loaded); await worker.start(); ...   the same inside a running loop
+"""
+
+import asyncio
+import contextlib
+import hmac
+import itertools
+import secrets
+import socket
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from pathlib import Path
+
+import structlog
+
+from sluicegate.config.load import Loaded
+from sluicegate.core import meter
+from sluicegate.core.claims import Swept
+from sluicegate.core.estimate import Learned
+from sluicegate.core.record import Record
+from sluicegate.core.tenants import Deployment, Policy
+from sluicegate.gateway import Gateway
+from sluicegate.http.connection import Bounds
+from sluicegate.http.exchange import Exchange
+from sluicegate.http.server import Server
+from sluicegate.http.upstream import Pool
+from sluicegate.journal import Journal, JournalState
+from sluicegate.ledger.contract import Ledger, LedgerUnavailable
+from sluicegate.ledger.memory import MemoryLedger
+from sluicegate.ledger.redis import RedisLedger
+from sluicegate.ledger.sqlite import SqliteLedger
+from sluicegate.observe.metrics import Metrics, Siblings
+from sluicegate.outbox import Outbox, replay
+from sluicegate.surface import Surface
+from sluicegate.upkeep import Upkeep
+
+LEDGER_AWAY_S = 10.0  # not ready after this long without the ledger, under `on_ledger_failure: refuse`
+SETTLE_AT_STOP_S = 5.0
+
+log = structlog.get_logger("app")
+
+
+def time_ms() -> int:
+    """The wall clock."""
+    return time.time_ns() // 1_000_000
+
+
+def ledger_of(loaded: Loaded) -> Ledger:
+    """The ledger that a configuration names, not yet opened."""
+    config, policy = loaded.config, loaded.policy
+    expired_hold = policy.budget.expired_hold
+    if config.ledger.startswith("memory:"):
+        return MemoryLedger(time_ms, expired_hold)
+    if config.ledger.startswith("sqlite:"):
+        return SqliteLedger(config.ledger, config.ledger_timeout_ms, config.ledger_durability, time_ms, expired_hold)
+    return RedisLedger(config.ledger, config.ledger_timeout_ms, expired_hold, trees=lambda: trees(policy))
+
+
+def trees(policy: Policy) -> set[str]:
+    """Every tree whose holds this configuration can make."""
+    found = {key.tree for key in policy.keys.values()}
+    return found | {counter.key_prefix.partition("{")[2].partition("}")[0] for one in deployments(policy) for counter in one.counters}
+
+
+def deployments(policy: Policy) -> Iterator[Deployment]:
+    """All deployments of all models."""
+    for model in policy.models.values():
+        yield from model.deployments
+
+
+class Worker:
+    """Everything that one worker process is made of."""
+
+    def __init__(self, loaded: Loaded) -> None:
+        loop = asyncio.get_running_loop()
+        policy, config = loaded.policy, loaded.config
+        self._config = config
+        self._loaded = loaded
+        self.ledger = ledger_of(loaded)
+        self.metrics = Metrics(lambda model: model in policy.models)
+        self._learned = Learned()
+        self._pools = {
+            provider.name: Pool(provider.base_url, ca_file=provider.ca_file) for provider in {d.provider.name: d.provider for d in deployments(policy)}.values()
+        }
+        self._journal = Journal.open(config.journal, loop, _journal_state)
+        self._outbox = Outbox(self.ledger, self._journal, time_ms)
+        ids, boot = itertools.count(1), secrets.token_hex(6)
+        self.gateway = Gateway(
+            policy,
+            self.ledger,
+            self._outbox,
+            self._pools,
+            self._learned,
+            (self.metrics.observe,),
+            self._swept,
+            lambda: f"req_{boot}{next(ids):08x}",
+            loop.time,
+            time_ms,
+            config.server.max_body,
+        )
+        self._upkeep = Upkeep(self.gateway, self.ledger, self._learned, policy.budget.hold_ttl_ms, self._swept, loop.time)
+        self._siblings = Siblings(Path(config.journal), self.metrics)
+        self.surface = Surface(self.gateway, self.ledger, self.not_ready, self._scrape, self._may_scrape)
+        self._tasks: list[asyncio.Task[None]] = []
+        self.server: Server | None = None
+
+    async def start(self) -> None:
+        """Opens the ledger, replays what dead workers left, starts the background work. A ledger that is away does not stop a start."""
+        for tokenizer in sorted({one.tokenizer for one in deployments(self._loaded.policy) if one.tokenizer}):
+            meter.load(tokenizer)
+        try:
+            await self.ledger.open()
+            await replay(self._config.journal, self.ledger)
+        except LedgerUnavailable as error:
+            log.warning("ledger state", **{"from": "unknown", "to": "away", "reason": str(error)})
+            self._upkeep.seen_at -= LEDGER_AWAY_S
+        await self._siblings.start()
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(self._upkeep.run()), loop.create_task(self._outbox.run())]
+
+    async def stop(self) -> None:
+        """After the last request: what is owed to the ledger is sent, for a few seconds; the rest stays in the journal."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        deadline = asyncio.get_running_loop().time() + SETTLE_AT_STOP_S
+        while self._outbox.backlog and asyncio.get_running_loop().time() < deadline:
+            await self._outbox.retry()
+            await asyncio.sleep(0.05)
+        await self._siblings.stop()
+        for pool in self._pools.values():
+            await pool.close()
+        await self.ledger.close()
+        self._journal.close()
+
+    async def handle(self, exchange: Exchange) -> None:
+        """Serves one request."""
+        await self.surface.handle(exchange)
+
+    def not_ready(self) -> str:
+        """Why this worker should get no new requests; "" if it should."""
+        if self.server is not None and not self.server.ready:
+            return "draining"
+        away_s = asyncio.get_running_loop().time() - self._upkeep.seen_at
+        if away_s >= LEDGER_AWAY_S and self._loaded.policy.on_ledger_failure == "refuse":
+            return "the ledger does not answer"
+        return ""
+
+    async def _scrape(self) -> bytes:
+        metrics = self.metrics
+        metrics.in_flight = len(self.gateway.trips)
+        metrics.held_output_tokens = sum(trip.standing.granted for trip in self.gateway.trips if trip.standing is not None)
+        metrics.ledger_up = asyncio.get_running_loop().time() - self._upkeep.seen_at < LEDGER_AWAY_S
+        metrics.journal = lambda: (self._outbox.backlog, self._journal.dropped)
+        return await self._siblings.scrape()
+
+    def _may_scrape(self, exchange: Exchange) -> bool:
+        key = self._config.admin.metrics_key
+        if key is None:
+            return self._config.server.on_loopback
+        presented = exchange.headers.get(b"authorization", b"").removeprefix(b"Bearer ").strip()
+        return hmac.compare_digest(presented, key.get_secret_value().encode())
+
+    def _swept(self, swept: Swept) -> None:
+        """A hold that nobody settled: its request gets the record that its worker could not write."""
+        request_id, _, rest = swept.tag.partition(" ")
+        key_id, _, deployment = rest.partition(" ")
+        log.warning("hold expired and was charged", hold_id=swept.hold_id, tag=swept.tag, output_tokens=swept.g, seen=swept.seen)
+        self.metrics.observe(Record(request_id, time_ms(), key_id=key_id, deployment=deployment, error="expired", source="held", held=swept.g))
+
+
+def _journal_state(state: JournalState) -> None:
+    log.warning("journal state", to=state.status, reason=state.reason, waiting=state.waiting, dropped=state.dropped)
+
+
+@contextlib.asynccontextmanager
+async def serving(loaded: Loaded, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[tuple[Worker, Server]]:
+    """A whole gateway inside the running loop, without signals."""
+    worker = Worker(loaded)
+    server = worker.server = Server(worker.handle, host=host, port=port, drain_s=loaded.config.server.drain_ms / 1000)
+    await worker.start()
+    await server.start()
+    try:
+        yield worker, server
+    finally:
+        await server.stop()
+        await worker.stop()
+
+
+def serve_worker(loaded: Loaded, sockets: Sequence[socket.socket]) -> None:
+    """One worker process: serves until a signal has drained it."""
+    made: list[Worker] = []
+
+    async def start() -> None:
+        worker = Worker(loaded)
+        made.append(worker)
+        worker.server = server
+        await worker.start()
+
+    async def handle(exchange: Exchange) -> None:
+        await made[0].surface.handle(exchange)
+
+    async def stop() -> None:
+        await made[0].stop()
+
+    server = Server(handle, sockets=sockets, on_start=start, on_stop=stop, drain_s=loaded.config.server.drain_ms / 1000)
+    server.run()

@@ -1,0 +1,175 @@
+"""The plan of one request: which counters bind it and what it claims of each, at the price of one deployment (ledger.md 2 and 8).
+
+Everything that does not depend on the request is worked out once per (key, model) and kept in a `Template`; a request then costs a few
+integer sums and one `itemgetter`. Pure and sync.
+"""
+
+from collections.abc import Callable, Sequence
+from operator import itemgetter
+
+import msgspec
+
+from sluicegate.core import counters as counting
+from sluicegate.core.claims import RefSet
+from sluicegate.core.estimate import Figures
+from sluicegate.core.limits import Unit
+from sluicegate.core.prices import Price, input_cost_nano_usd, output_rate
+from sluicegate.core.tenants import Counter, Deployment, Key, Model
+from sluicegate.core.usage import Charge
+from sluicegate.core.windows import Bucket, Sliding
+
+_FREE = Price(0, 0)
+
+# Where each figure stands in the row that `amounts` picks from.
+_ZERO, _REQUESTS, _ONE, _ESTIMATE, _BOUND, _AIM, _MILLI, _ESTIMATE_AND_AIM, _USD_WITH_AIM, _USD_FIXED, _USD_RATE = range(11)
+_CLAIM = {  # unit -> (fixed, rate) on windows that refill, (fixed, rate) on all others
+    Unit.REQUESTS: ((_REQUESTS, _ZERO), (_REQUESTS, _ZERO)),
+    Unit.CONCURRENT: ((_ONE, _ZERO), (_ONE, _ZERO)),
+    Unit.INPUT_TOKENS: ((_ESTIMATE, _ZERO), (_BOUND, _ZERO)),
+    Unit.OUTPUT_TOKENS: ((_AIM, _ZERO), (_ZERO, _MILLI)),
+    Unit.TOKENS: ((_ESTIMATE_AND_AIM, _ZERO), (_BOUND, _MILLI)),
+    Unit.USD: ((_USD_WITH_AIM, _ZERO), (_USD_FIXED, _USD_RATE)),
+}
+_USED = {Unit.REQUESTS: 1, Unit.CONCURRENT: 0, Unit.INPUT_TOKENS: 2, Unit.OUTPUT_TOKENS: 3, Unit.TOKENS: 4, Unit.USD: 5}
+
+
+def refills(counter: Counter) -> bool:
+    """Whether room comes back with time."""
+    return isinstance(counter.window, Bucket | Sliding)
+
+
+def _picker(indices: Sequence[int]) -> Callable[[tuple[int, ...]], tuple[int, ...]]:
+    """`itemgetter` that always answers a tuple."""
+    if not indices:
+        return lambda _row: ()
+    if len(indices) == 1:
+        only = indices[0]
+        return lambda row: (row[only],)
+    return itemgetter(*indices)
+
+
+class Template:
+    """The counters that bind one key (or one deployment) for one model, with what a request claims of each."""
+
+    __slots__ = ("_claims", "_refset", "_used", "_valid_until_ms", "counters", "has_usd", "tree")
+
+    def __init__(self, tree: str, counters: Sequence[Counter], model: str | None) -> None:
+        """model None: the counters of every model."""
+        self.tree = tree
+        self.counters = tuple(c for c in counters if c.models is None or model is None or model in c.models)
+        self.has_usd = any(c.unit is Unit.USD for c in self.counters)
+        self._claims = _picker([i for c in self.counters for i in _CLAIM[c.unit][0 if refills(c) else 1]])
+        self._used = _picker([_USED[c.unit] for c in self.counters])
+        self._refset: RefSet | None = None
+        self._valid_until_ms = 0
+
+    def refset(self, now_ms: int) -> RefSet:
+        """The counters in the windows of `now_ms` (ledger time); one object for as long as no window ends."""
+        if self._refset is None or now_ms >= self._valid_until_ms:
+            self._refset = counting.refs(self.tree, self.counters, now_ms)
+            self._valid_until_ms = counting.valid_until_ms(self.counters, now_ms)
+        return self._refset
+
+    def recompute(self) -> None:
+        """The ledger said that a window is stale: the next `refset` is built anew."""
+        self._refset = None
+
+    def amounts(self, figures: Figures, price: Price | None, requests: int) -> tuple[int, ...]:
+        """Flat (fixed, rate) per counter. requests: 0 for an attempt after one that was charged, else 1."""
+        if not self.has_usd:
+            usd_with_aim = usd_fixed = usd_rate = 0
+        else:
+            price = price or _FREE
+            usd_rate = output_rate(price)
+            usd_fixed = input_cost_nano_usd(price, figures.input_bound)
+            usd_with_aim = input_cost_nano_usd(price, figures.input_estimate) - (-usd_rate * figures.aim // 1000)
+        estimate, bound, aim = figures.input_estimate, figures.input_bound, figures.aim
+        return self._claims((0, requests, 1, estimate, bound, aim, 1000, estimate + aim, usd_with_aim, usd_fixed, usd_rate))
+
+    def usd_rate(self, price: Price | None) -> int:
+        """Thousandths of a nano-USD per output token, where a dollar limit applies."""
+        return output_rate(price) if self.has_usd and price is not None else 0
+
+    def used(self, charge: Charge, requests: int) -> tuple[int, ...]:
+        """What `charge` is on each counter."""
+        total = charge.input_tokens + charge.output_tokens
+        return self._used((0, requests, charge.input_tokens, charge.output_tokens, total, charge.cost_nano_usd))
+
+
+class TooLarge(msgspec.Struct):
+    """No window of this counter, even empty, holds what the request needs."""
+
+    counter: Counter
+    requested: int
+    fits_output_tokens: int  # per request; negative when not even the input fits
+
+
+def fit(template: Template, figures: Figures, price: Price | None, client_cap: bool) -> TooLarge | None:
+    """Checks a request against the sizes of its limits, before any ledger is asked.
+
+    A client that named its own cap is told when a refilling limit can never hold the claim with that cap. For one that named none, `want` and `aim`
+    are lowered in place to what the smallest refilling limit can hold.
+    """
+    most = figures.want
+    for counter in template.counters:
+        fixed, rate = _size(counter, figures, price)
+        fits = (counter.ceiling - fixed) * 1000 // rate if rate else figures.want if fixed <= counter.ceiling else -1
+        floor = figures.want if client_cap and refills(counter) else figures.need
+        if fits < floor and (fixed or rate):
+            return TooLarge(counter, fixed - (-rate * floor // 1000), fits)
+        if refills(counter):
+            most = min(most, fits)
+    if most < figures.want:
+        figures.want = most
+        figures.aim = min(figures.aim, most)
+    return None
+
+
+def _size(counter: Counter, figures: Figures, price: Price | None) -> tuple[int, int]:
+    """(fixed, rate) of a claim whose output part is not yet decided."""
+    input_tokens = figures.input_estimate if refills(counter) else figures.input_bound
+    match counter.unit:
+        case Unit.REQUESTS | Unit.CONCURRENT:
+            return 1, 0
+        case Unit.INPUT_TOKENS:
+            return input_tokens, 0
+        case Unit.OUTPUT_TOKENS:
+            return 0, 1000
+        case Unit.TOKENS:
+            return input_tokens, 1000
+        case Unit.USD:
+            price = price or _FREE
+            return input_cost_nano_usd(price, input_tokens), output_rate(price)
+
+
+class Plan:
+    """What is known of a request before any attempt: who asks, for what, under which counters."""
+
+    __slots__ = ("key", "model", "template")
+
+    def __init__(self, key: Key, model: Model, template: Template) -> None:
+        self.key = key
+        self.model = model
+        self.template = template
+
+
+class Plans:
+    """Templates of one policy, built when first needed. A reload makes a new one."""
+
+    def __init__(self) -> None:
+        self._of_key: dict[tuple[str, str], Plan] = {}
+        self._of_deployment: dict[str, Template] = {}
+
+    def of(self, key: Key, model: Model) -> Plan:
+        """The plan of a key for a model."""
+        plan = self._of_key.get((key.id, model.name))
+        if plan is None:
+            plan = self._of_key[key.id, model.name] = Plan(key, model, Template(key.tree, key.counters, model.name))
+        return plan
+
+    def of_deployment(self, deployment: Deployment) -> Template:
+        """The template of a deployment's own limits."""
+        template = self._of_deployment.get(deployment.id)
+        if template is None:
+            template = self._of_deployment[deployment.id] = Template(counting.deployment_tree(deployment.id), deployment.counters, None)
+        return template

@@ -1,0 +1,399 @@
+"""`Gateway.serve`: the path of a request, from top to bottom (design.md 4). The only place that branches on outcomes, and the only settle site.
+
+    identify the key -> read the request -> plan -> for each deployment of the route: hold, call, classify -> relay -> settle -> last byte
+
+Tasks are not cancelled when a client leaves: `Exchange.on_gone` tells the attempt, which closes its upstream or reads on for the usage, and the
+path ends as always. Every hold that is granted ends in `_settle`, whatever happened: journal line first, then the ledger, then the last bytes.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+
+import structlog
+
+from sluicegate import answers, reject
+from sluicegate.core import classify, refusals
+from sluicegate.core.claims import Admission, Extension, Reply, Settlement, Swept
+from sluicegate.core.classify import Outcome
+from sluicegate.core.estimate import Learned
+from sluicegate.core.limits import Unit
+from sluicegate.core.meter import Meter
+from sluicegate.core.plan import Plan, Plans, fit
+from sluicegate.core.record import Record
+from sluicegate.core.tenants import Deployment, Key, Policy
+from sluicegate.core.usage import NOTHING, Charge
+from sluicegate.dialects.form import BadRequest, Request, Target
+from sluicegate.http.exchange import BodyTooLarge, ClientGone, Exchange
+from sluicegate.http.upstream import Call, Pool, UpstreamError
+from sluicegate.ledger.contract import Ledger, LedgerUnavailable
+from sluicegate.outbox import Outbox
+from sluicegate.reject import Reject
+from sluicegate.relay import Growth, Relay
+from sluicegate.trip import Attempt, Dialect, Held, Trip
+
+ERROR_BODY_MAX = 1 << 20
+ANSWER_MAX = 64 << 20
+STALE_RETRIES = 3
+UPSTREAM_REST_S = 1.0  # for the end of an answer that is complete, so that its connection can be reused
+
+log = structlog.get_logger("gateway")
+
+
+class Gateway:
+    """Serves requests of one worker under one policy; `policy` and `plans` are swapped together on a reload."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        ledger: Ledger,
+        outbox: Outbox,
+        pools: Mapping[str, Pool],
+        learned: Learned,
+        observers: Sequence[Callable[[Record], None]],
+        on_swept: Callable[[Swept], None],
+        new_id: Callable[[], str],
+        clock: Callable[[], float],
+        time_ms: Callable[[], int],
+        max_body_bytes: int,
+    ) -> None:
+        self.policy = policy
+        self.trips: set[Trip] = set()  # in flight; their holds are renewed
+        self._plans = Plans()
+        self._ledger = ledger
+        self._outbox = outbox
+        self._pools = pools
+        self._learned = learned
+        self._observers = observers
+        self._on_swept = on_swept
+        self._new_id = new_id
+        self._clock = clock
+        self._time_ms = time_ms
+        self._max_body_bytes = max_body_bytes
+
+    # -- the itinerary --------------------------------------------------------------------------------------------------------------------
+
+    async def serve(self, exchange: Exchange, dialect: Dialect) -> None:
+        """One request of a client, from its headers to the last byte of the answer."""
+        trip = Trip(self._new_id(), exchange, dialect, self.policy, self._time_ms())
+        self.trips.add(trip)
+        try:
+            trip.key = self.identify(exchange.headers)
+            trip.request = dialect.read_request(await exchange.read_body(self._max_body_bytes))
+            trip.plan = self._plan(trip.key, trip.request)
+            await self._route(trip, trip.plan, trip.request)
+        except Reject as rejected:
+            trip.rejected = rejected
+        except BadRequest as error:
+            trip.rejected = reject.bad_request(error)
+        except BodyTooLarge:
+            trip.rejected = reject.body_too_large(self._max_body_bytes)
+        except LedgerUnavailable:
+            trip.rejected = reject.ledger_unavailable()
+        except ClientGone:
+            trip.client_gone = True
+        except Exception:
+            log.exception("request failed", request_id=trip.request_id)
+            trip.rejected = reject.internal()
+        finally:
+            await self._end_trip(trip)
+
+    async def _end_trip(self, trip: Trip) -> None:
+        """Settles what stands, then writes the last bytes, then tells the observers."""
+        self.trips.discard(trip)
+        trip.exchange.on_gone = None
+        if trip.standing is not None:
+            self._settle(trip, trip.standing)
+            await asyncio.sleep(0)  # the journal and the ledger's link write at the end of this turn; the last byte goes out in the next
+        now = self._clock()
+        answers.finish(trip, now)
+        answered = trip.answered
+        if answered is not None:
+            self._learn(trip, answered)
+            if answered.call is not None and not answered.call.complete:
+                asyncio.get_running_loop().call_later(UPSTREAM_REST_S, answered.call.close)
+        record = trip.record(now)
+        for observe in self._observers:
+            observe(record)
+
+    def identify(self, headers: Mapping[bytes, bytes]) -> Key:
+        """The key that a request presents. Raises Reject 401."""
+        presented = headers.get(b"authorization", b"")
+        secret = presented[7:].strip() if presented[:7].lower() == b"bearer " else b""
+        key = self.policy.keys.get(hashlib.sha256(secret).digest()) if secret else None
+        if key is None:
+            raise reject.unauthenticated(bool(secret))
+        return key
+
+    def _plan(self, key: Key, request: Request) -> Plan:
+        model = self.policy.models.get(request.model)
+        if model is None or (key.models is not None and model.name not in key.models):
+            raise reject.model_not_found(request.model)
+        return self._plans.of(key, model)
+
+    async def _route(self, trip: Trip, plan: Plan, request: Request) -> None:
+        """Tries the deployments in order until one answers. Raises Reject when none does."""
+        rejected = reject.internal()
+        for number, deployment in enumerate(plan.model.deployments, 1):
+            try:
+                attempt = await self._hold(trip, number, deployment, plan, request)
+            except Reject as refused:
+                rejected = refused
+                if refused.here_only:
+                    continue
+                break
+            outcome = await self._call(trip, attempt, request)
+            if outcome is None:
+                await self._deliver(trip, attempt)
+                return
+            if attempt.billed != "no":
+                self._settle(trip, attempt)
+            if trip.exchange.gone:
+                raise ClientGone
+            rejected = reject.upstream(outcome)
+            if not outcome.elsewhere:
+                break
+        raise rejected
+
+    # -- hold -----------------------------------------------------------------------------------------------------------------------------
+
+    async def _hold(self, trip: Trip, number: int, deployment: Deployment, plan: Plan, request: Request) -> Attempt:
+        """A hold for one attempt at one deployment. Raises Reject; what was held before then stands."""
+        policy, template = trip.policy, plan.template
+        if template.has_usd and deployment.price is None and policy.unpriced == "refuse":
+            raise reject.price_unknown(plan.model.name)
+        figures = self._learned.figures(request, plan.model, deployment, plan.key, policy.budget)
+        misfit = fit(template, figures, deployment.price, request.cap is not None)
+        if misfit is not None:
+            shown = policy.budget.show_figures
+            raise reject.refused(refusals.too_large(misfit.counter, misfit.requested, misfit.fits_output_tokens, shown), shown)
+        attempt = Attempt(f"{trip.request_id}.{number}", deployment, figures, template)
+        attempt.extends = request.stream and deployment.extend and not self._learned.exceeded(deployment)
+        try:
+            if deployment.counters:
+                await self._hold_at_deployment(trip, attempt)
+            if template.counters:
+                await self._hold_for_key(trip, attempt, plan)
+        except (Reject, LedgerUnavailable):
+            self._cancel(attempt)
+            raise
+        trip.standing = attempt
+        if trip.exchange.gone:
+            raise ClientGone
+        return attempt
+
+    async def _hold_for_key(self, trip: Trip, attempt: Attempt, plan: Plan) -> None:
+        budget, figures, held, price = trip.policy.budget, attempt.figures, attempt.held, attempt.deployment.price
+        admission = Admission(
+            held.hold_id,
+            held.template.refset(self._ledger.now_ms()),
+            held.template.amounts(figures, price, 0 if trip.counted else 1),
+            figures.need,
+            figures.aim if attempt.extends else figures.want,
+            figures.want,
+            budget.hold_ttl_ms,
+            f"{trip.request_id} {plan.key.id} {attempt.deployment.id}",
+            trip.standing.held.hold_id if trip.standing is not None else "",
+        )
+        reply = await self._admit(trip, held, admission)
+        if reply is None:
+            return
+        trip.reply, trip.refset = reply, admission.refs
+        if reply.status != "granted":
+            refusal = refusals.explain(
+                held.template.counters,
+                admission.refs,
+                admission.amounts,
+                figures.need,
+                figures.want,
+                reply,
+                aim=figures.aim,
+                usd_rate=held.template.usd_rate(price),
+                show_figures=budget.show_figures,
+            )
+            rejected = reject.refused(refusal, budget.show_figures)
+            rejected.here_only = refusal.counter.unit is Unit.USD or refusal.counter.models is not None
+            raise rejected
+        attempt.granted = reply.g
+        attempt.extends = attempt.extends and reply.room >= figures.want  # a limit that is nearly used up is held as a cap
+
+    async def _hold_at_deployment(self, trip: Trip, attempt: Attempt) -> None:
+        """The deployment's own limits: all or nothing, never extended. No room there means: try elsewhere."""
+        template = self._plans.of_deployment(attempt.deployment)
+        held = attempt.at_deployment = Held(attempt.held.hold_id + ".d", template)
+        figures, want = attempt.figures, attempt.figures.want
+        amounts = template.amounts(figures, attempt.deployment.price, 1)
+        refset, ttl_ms = template.refset(self._ledger.now_ms()), trip.policy.budget.hold_ttl_ms
+        admission = Admission(held.hold_id, refset, amounts, want, want, want, ttl_ms, f"{trip.request_id} {attempt.deployment.id}")
+        reply = await self._admit(trip, held, admission)
+        if reply is not None and reply.status != "granted":
+            raise reject.deployment_full(refusals.explain(template.counters, admission.refs, amounts, want, want, reply))
+
+    async def _admit(self, trip: Trip, held: Held, admission: Admission) -> Reply | None:
+        """Asks the ledger. None: the ledger is away and the policy is to serve without a hold and charge afterwards."""
+        for _ in range(STALE_RETRIES):
+            held.refset = admission.refs
+            try:
+                reply = await self._ledger.admit(admission)
+            except LedgerUnavailable:
+                if trip.policy.on_ledger_failure == "refuse":
+                    raise
+                held.mode = "force"
+                return None
+            for swept in reply.swept:
+                self._on_swept(swept)
+            if reply.status == "granted":
+                return reply
+            held.refset = None  # nothing is held
+            if reply.status != "stale_window":
+                return reply
+            held.template.recompute()  # the reply has told the ledger's time
+            admission.refs = held.template.refset(self._ledger.now_ms())
+        raise LedgerUnavailable("the windows of a request stay stale")
+
+    # -- call -----------------------------------------------------------------------------------------------------------------------------
+
+    async def _call(self, trip: Trip, attempt: Attempt, request: Request) -> Outcome | None:
+        """Sends the request and reads until there is an answer to deliver (None), or it is clear that there will be none."""
+        deployment, provider = attempt.deployment, attempt.deployment.provider
+        covered = attempt.figures.want if attempt.extends else attempt.granted
+        attempt.cap = attempt.figures.cap(covered) if covered else None
+        body = trip.dialect.write_request(request, Target(deployment.model, attempt.cap, deployment.cap_field, provider.stream_usage))
+        call = attempt.call = self._pools[provider.name].begin(b"POST", trip.dialect.PATH, provider.headers, body, trip.timeouts)
+        trip.exchange.on_gone = attempt.client_left
+        started = self._clock()
+        try:
+            await call.start()
+            if request.stream and call.status == 200 and call.headers.get(b"content-type", b"").startswith(b"text/event-stream"):
+                outcome = await self._first_output(trip, attempt, request)
+            else:
+                outcome = await self._whole_answer(trip, attempt, request)
+        except UpstreamError as error:
+            outcome = classify.broken(error.reason, error.written)
+        trip.called(attempt, "200" if outcome is None else outcome.name, started, self._clock())
+        if outcome is not None:
+            call.close()
+            attempt.billed = outcome.billed
+        return outcome
+
+    async def _first_output(self, trip: Trip, attempt: Attempt, request: Request) -> Outcome | None:
+        call, deployment = attempt.call, attempt.deployment
+        assert call is not None
+        attempt.meter = Meter(deployment.tokenizer, self._learned.factor_milli(deployment))
+        relay = attempt.relay = Relay(
+            trip.exchange,
+            call,
+            trip.dialect.StreamReader(),
+            trip.dialect.write_event,
+            attempt.meter,
+            hide_usage=not request.include_usage,
+            cap=(attempt.cap or 0) * request.choices,
+            growth=self._growth(trip, attempt) if attempt.extends and attempt.held.template.counters else None,
+            write_timeout_s=trip.timeouts.write_ms / 1000,
+            clock=self._clock,
+        )
+        await relay.first()
+        if relay.has_output or relay.ended in ("complete", "truncated"):
+            return None
+        attempt.usage = relay.usage
+        if relay.failure is not None:
+            return classify.failed(call.status, call.headers, relay.failure, relay.usage is not None, deployment.provider.headers)
+        return classify.broken(relay.error.reason if relay.error is not None else "incomplete", True)
+
+    async def _whole_answer(self, trip: Trip, attempt: Attempt, request: Request) -> Outcome | None:
+        call, deployment = attempt.call, attempt.deployment
+        assert call is not None
+        ok = 200 <= call.status < 300
+        body = await _read_all(call, ANSWER_MAX if ok else ERROR_BODY_MAX)
+        answer = trip.dialect.read_answer(body)
+        attempt.usage = answer.usage
+        if ok and answer.readable and answer.failure is None and not request.stream:
+            attempt.body, attempt.answer = body, answer
+            attempt.meter = Meter(deployment.tokenizer, self._learned.factor_milli(deployment))
+            for delta in answer.deltas:
+                attempt.meter.add(delta)
+            return None
+        if not answer.readable:
+            log.warning(
+                "upstream body is not readable",
+                request_id=trip.request_id,
+                deployment=deployment.id,
+                status=call.status,
+                body=classify.snippet(body, deployment.provider.headers),
+            )
+        return classify.failed(call.status, call.headers, answer.failure, answer.usage is not None, deployment.provider.headers)
+
+    def _growth(self, trip: Trip, attempt: Attempt) -> Growth:
+        held, budget = attempt.held, trip.policy.budget
+        run_on = {why for why, on in (("budget", budget.on_exhausted == "allow"), ("ledger", trip.policy.on_ledger_failure == "allow")) if on}
+
+        def extend(need: int, want: int, seen: int) -> "asyncio.Future[Reply]":
+            assert held.refset is not None
+            return self._ledger.extend(Extension(held.hold_id, held.refset, need, want, seen, budget.hold_ttl_ms))
+
+        return Growth(extend, attempt.granted, attempt.figures.want, budget.stop_lag_ms, run_on, self._clock)
+
+    # -- deliver and settle ---------------------------------------------------------------------------------------------------------------
+
+    async def _deliver(self, trip: Trip, attempt: Attempt) -> None:
+        """Relays a stream to its end but for the last bytes; a unary answer is whole already."""
+        trip.answered = attempt
+        attempt.billed = "yes"
+        relay = attempt.relay
+        if relay is not None:
+            now = self._clock()
+            trip.first_byte_s = now - trip.exchange.arrived
+            answers.start_stream(trip, attempt, now)
+            await relay.rest()
+            attempt.granted = relay.granted(attempt.granted)
+            attempt.usage = relay.usage
+
+    def _settle(self, trip: Trip, attempt: Attempt) -> None:
+        """Ends the holds of one attempt at what it used, or at all that it may have used. Never refused; journal first, then the ledger."""
+        assert trip.request is not None
+        charge = attempt.charge = attempt.settled_at(trip.request, trip.policy.budget.unknown_outcome)
+        trip.charges.append(charge)
+        requests = 1 if trip.written and not trip.counted else 0
+        trip.counted = trip.counted or bool(requests)
+        self._end(attempt.held, charge, requests, trip.record(self._clock()))
+        if attempt.at_deployment is not None:
+            self._end(attempt.at_deployment, charge, int(attempt.written), None)
+        trip.standing = None
+
+    def _cancel(self, attempt: Attempt) -> None:
+        """Gives back what an attempt holds that was never sent; an admission in doubt is marked, so that it is not granted late."""
+        self._end(attempt.held, NOTHING, 0, None)
+        if attempt.at_deployment is not None:
+            self._end(attempt.at_deployment, NOTHING, 0, None)
+
+    def _end(self, held: Held, charge: Charge, requests: int, record: Record | None) -> None:
+        if held.refset is not None:
+            used = held.template.used(charge, requests)
+            self._outbox.settle(Settlement(held.hold_id, held.refset, used, held.mode if any(used) else "cancel"), record)
+
+    def _learn(self, trip: Trip, attempt: Attempt) -> None:
+        """Takes the figures of a complete answer, for estimates and bounds to come."""
+        usage, meter, plan = attempt.usage, attempt.meter, trip.plan
+        if attempt.ended != "complete" or usage is None or meter is None or plan is None:
+            return
+        truncated = "length" in attempt.finish_reasons
+        if self._learned.observe(
+            attempt.figures, usage, meter, model=plan.model, deployment=attempt.deployment, key=plan.key, truncated=truncated
+        ):
+            log.warning("deployment is capped from now on: it bills more than it shows", deployment=attempt.deployment.id)
+
+
+async def _read_all(call: Call, max_bytes: int) -> bytes:
+    """The whole body of an answer; one that is larger is an answer that cannot be read."""
+    data = await call.read()
+    if call.complete and len(data) <= max_bytes:
+        return data
+    parts, size = [data], len(data)
+    while data:
+        data = await call.read()
+        parts.append(data)
+        size += len(data)
+        if size > max_bytes:
+            call.close()
+            raise UpstreamError("protocol", True, f"the answer is larger than {max_bytes} bytes")
+    return b"".join(parts)

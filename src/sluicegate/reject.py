@@ -1,0 +1,122 @@
+"""Everything that a client can be told instead of an answer, in one closed set (design.md 8, ledger.md 5).
+
+A `Reject` is a value that travels as an exception up to `gateway.serve`, which turns it into the client's dialect.
+"""
+
+from typing import Any
+
+from sluicegate.core.classify import Outcome
+from sluicegate.core.refusals import Refusal
+from sluicegate.dialects.form import BadRequest
+
+Headers = tuple[tuple[bytes, bytes], ...]
+
+
+class Reject(Exception):
+    """status, error.type, error.code, a message for the client, the field it is about, extra headers, the `sluicegate` block of the body."""
+
+    def __init__(
+        self,
+        status: int,
+        type_: str,
+        code: str,
+        message: str,
+        param: str | None = None,
+        headers: Headers = (),
+        detail: dict[str, Any] | None = None,
+        reason: str = "",
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.type = type_
+        self.code = code
+        self.message = message
+        self.param = param
+        self.headers = headers
+        self.detail = detail
+        self.reason = reason  # of a refusal by a limit
+        self.here_only = False  # another deployment of the route may have room
+
+
+def bad_request(error: BadRequest) -> Reject:
+    """400: malformed or impossible; names the field."""
+    return Reject(400, "invalid_request_error", error.code or "invalid_request", error.message, error.param)
+
+
+def body_too_large(max_bytes: int) -> Reject:
+    """413."""
+    return Reject(413, "invalid_request_error", "request_body_too_large", f"The request body is larger than {max_bytes} bytes.")
+
+
+def unauthenticated(presented: bool) -> Reject:
+    """401: no key, or one that is not known."""
+    text = "Incorrect API key provided." if presented else "No API key was provided: send it as 'Authorization: Bearer KEY'."
+    return Reject(401, "invalid_request_error", "invalid_api_key", text)
+
+
+def model_not_found(model: str) -> Reject:
+    """404: the model does not exist or this key may not use it; the two look the same."""
+    shown = model if len(model) <= 100 else model[:100] + "..."
+    return Reject(404, "invalid_request_error", "model_not_found", f"The model {shown!r} does not exist or this key may not use it.", "model")
+
+
+def price_unknown(model: str) -> Reject:
+    """402: a dollar limit applies and no deployment of the model has a price."""
+    return Reject(402, "budget_error", "price_unknown", f"A dollar limit applies and model {model!r} has no price.", "model", no_retry())
+
+
+def ledger_unavailable() -> Reject:
+    """503 under `on_ledger_failure: refuse`."""
+    return Reject(
+        503, "server_error", "ledger_unavailable", "The budget ledger does not answer; try again shortly.", headers=((b"retry-after", b"1"),)
+    )
+
+
+def internal() -> Reject:
+    """500: a fault of ours; the log has it under the request id."""
+    return Reject(500, "server_error", "internal_error", "The gateway failed on this request.")
+
+
+def refused(refusal: Refusal, show_figures: bool) -> Reject:
+    """A limit refused."""
+    headers: list[tuple[bytes, bytes]] = [(b"x-sluicegate-limited-by", refusal.name.encode())]
+    if refusal.retry_after_s is not None:
+        headers.append((b"retry-after", b"%d" % refusal.retry_after_s))
+    else:
+        headers += no_retry()
+    detail: dict[str, Any] = {
+        "reason": refusal.reason,
+        "scope": refusal.counter.scope.id,
+        "unit": str(refusal.counter.unit),
+        "window": type(refusal.counter.window).__name__.lower(),
+        "resets_at": refusal.resets_at_ms or None,
+    }
+    if show_figures:
+        detail |= {
+            "limit": refusal.limit,
+            "used": refusal.used,
+            "held": refusal.held,
+            "requested": refusal.requested,
+            "affordable_output_tokens": refusal.affordable_output_tokens,
+        }
+    return Reject(refusal.status, refusal.type, refusal.code, refusal.message, None, tuple(headers), detail, refusal.reason)
+
+
+def deployment_full(refusal: Refusal) -> Reject:
+    """A deployment's own limits have no room, and no other deployment answered: the caller's limits are not meant."""
+    headers = ((b"retry-after", b"%d" % refusal.retry_after_s),) if refusal.retry_after_s is not None else no_retry()
+    text = "Every deployment of this model is at its limit; try again later."
+    rejected = Reject(429, "rate_limit_error", "upstream_rate_limited", text, headers=headers)
+    rejected.here_only = True
+    return rejected
+
+
+def upstream(outcome: Outcome) -> Reject:
+    """What the upstream said, if no other deployment answered."""
+    headers: Headers = ((b"retry-after", outcome.retry_after.encode()),) if outcome.retry_after else ()
+    return Reject(outcome.status, outcome.type, outcome.code, outcome.message, outcome.param, headers)
+
+
+def no_retry() -> Headers:
+    """Tells the official SDKs not to try again."""
+    return ((b"x-should-retry", b"false"),)

@@ -1,0 +1,333 @@
+"""The streaming loop: upstream bytes -> events -> meter -> client bytes, extending the hold ahead of need.
+
+Everything read from the upstream is metered at once, whether it is forwarded or not. Only what the grant covers is forwarded. Two modes:
+
+capped     the upstream was sent a cap that the hold covers; the hold is never extended.
+extended   the hold grows as the answer does; after a refusal, once `granted - seen <= margin`, the upstream is closed at once and the stream ends
+           in the client's dialect with `finish_reason: "length"`.
+
+The last byte of a stream (its `[DONE]`, or a truncation) is not written here but left in `tail`: the gateway settles first.
+Nothing is written to the client before the first event with output, a finish or the end: until then the attempt may still move on.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Collection
+from math import ceil
+from typing import Any, Literal, Protocol
+
+from sluicegate.core.claims import Reply
+from sluicegate.core.meter import Meter
+from sluicegate.core.usage import Usage, merge
+from sluicegate.dialects.form import Event, Failure
+from sluicegate.http.exchange import Exchange
+from sluicegate.http.upstream import Call, UpstreamError
+
+CLIENT_BUFFER_MAX = 1 << 20
+LOOKAHEAD_MIN = 32
+LOOKAHEADS_ASKED = 8
+ASK_AGAIN_S = 0.05  # after a refusal; others may have settled meanwhile
+OVERSHOOT_MILLI, OVERSHOOT_FLAT = 1100, 16  # an upstream beyond 1.1 x its cap + 16 tokens is not believed any longer
+
+PACE_S = 0.1  # over which a stream's pace is taken
+
+End = Literal["open", "complete", "truncated", "died"]
+Why = Literal["", "budget", "ledger"]
+
+
+class Reader(Protocol):
+    """A dialect's stream reader."""
+
+    @property
+    def head(self) -> Any: ...  # what the dialect needs to write into the stream itself
+    def feed(self, data: bytes) -> list[Event]: ...
+    def end(self) -> list[Event]: ...
+
+
+WriteEvent = Callable[[Event, bool], bytes]  # (event, hide_usage); b"" drops it
+
+
+class Growth:
+    """The hold of an extended stream while it runs: asks the ledger ahead of need, one call in flight."""
+
+    def __init__(
+        self,
+        extend: Callable[[int, int, int], "asyncio.Future[Reply]"],
+        granted: int,
+        want: int,
+        stop_lag_ms: int,
+        run_on: Collection[str],
+        clock: Callable[[], float],
+    ) -> None:
+        self.granted = granted
+        self.want = want
+        self.refused: Why = ""
+        self.asking: asyncio.Future[Reply] | None = None
+        self.on_answer: Callable[[], None] = _nothing
+        self._extend = extend  # (need, want, seen), totals
+        self._stop_lag_s = stop_lag_ms / 1000
+        self._run_on = run_on  # refusals that the operator lets a stream outrun: "budget", "ledger"
+        self._clock = clock
+        self._asked_at = 0.0
+        self._ask_again_at = 0.0
+        self._round_trip_s = 0.002
+        self._rate = 0.0  # tokens per second: rises at once, falls slowly
+        self._marked_at = 0.0
+        self._marked_seen = 0
+
+    @property
+    def covers_all(self) -> bool:
+        """Everything that the upstream can be billed for is held."""
+        return self.granted >= self.want
+
+    def margin(self, largest: int) -> int:
+        """Output that may still come after we decide to stop: the largest delta so far, and what is produced until the upstream notices."""
+        return largest + ceil(self._rate * self._stop_lag_s)
+
+    def runs_out(self, seen: int, largest: int) -> bool:
+        """The ledger has refused and the stream must be stopped now to stay inside its grant."""
+        return bool(self.refused) and not self.covers_all and self.granted - seen <= self.margin(largest)
+
+    def saw(self, seen: int, largest: int) -> None:
+        """Takes note of the pace and asks for more when the grant runs low."""
+        now = self._clock()
+        self._pace(seen, now)
+        if self.covers_all or self.asking is not None or now < self._ask_again_at:
+            return
+        lookahead = max(LOOKAHEAD_MIN, self.margin(largest) + ceil(2 * self._rate * self._round_trip_s))
+        if self.granted - seen < lookahead:
+            self.ask(min(self.want, seen + LOOKAHEADS_ASKED * lookahead), seen)
+
+    def ask(self, want: int, seen: int) -> None:
+        """Asks for `want` tokens in all; any more than now is taken."""
+        self._asked_at = self._clock()
+        self.asking = self._extend(min(want, self.granted + 1), want, seen)
+        self.asking.add_done_callback(self._answered)
+
+    def _pace(self, seen: int, now: float) -> None:
+        elapsed = now - self._marked_at
+        if not self._marked_at:
+            self._marked_at, self._marked_seen = now, seen
+        elif elapsed >= PACE_S or (elapsed >= PACE_S / 10 and not self._rate):
+            rate = (seen - self._marked_seen) / elapsed
+            self._rate = max(rate, 0.8 * self._rate + 0.2 * rate)
+            self._marked_at, self._marked_seen = now, seen
+
+    def _answered(self, asking: "asyncio.Future[Reply]") -> None:
+        now = self._clock()
+        self.asking = None
+        if asking.cancelled():
+            return
+        if asking.exception() is None:
+            reply = asking.result()
+            self._round_trip_s += 0.3 * (now - self._asked_at - self._round_trip_s)
+            self.granted = max(self.granted, reply.g)
+            self.refused = "" if reply.status == "granted" else "budget"
+        else:
+            self.refused = "ledger"
+        if self.refused in self._run_on:
+            self.granted, self.refused = self.want, ""  # the overrun is settled
+        elif self.refused:
+            self._ask_again_at = now + ASK_AGAIN_S
+        self.on_answer()
+
+
+def _nothing() -> None:
+    pass
+
+
+class Relay:
+    """One stream from one attempt to one client."""
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        call: Call,
+        reader: Reader,
+        write_event: WriteEvent,
+        meter: Meter,
+        *,
+        hide_usage: bool,
+        cap: int,
+        growth: Growth | None,
+        write_timeout_s: float,
+        clock: Callable[[], float],
+    ) -> None:
+        self.usage: Usage | None = None
+        self.failure: Failure | None = None
+        self.error: UpstreamError | None = None
+        self.finishes: dict[int, str] = {}
+        self.ended: End = "open"
+        self.truncated: Why = ""
+        self.tail = b""  # what is left to write after the settle
+        self.has_output = False
+        self.bad_events = 0
+        self._exchange = exchange
+        self._call = call
+        self.reader = reader
+        self._meter = meter
+        self._write_event = write_event
+        self._hide_usage = hide_usage
+        self._growth = growth
+        # An upstream that runs far past the cap it was sent is cut too, where tokens can be counted; bytes say too little for that.
+        self._ceiling = cap * OVERSHOOT_MILLI // 1000 + OVERSHOOT_FLAT if meter.exact else 1 << 62
+        self._write_timeout_s = write_timeout_s
+        self._clock = clock
+        self._ready: list[bytes] = []
+        self._waiting: deque[tuple[int, bytes]] = deque()  # (seen at which it is covered, bytes)
+        self._done = False  # the upstream has said all
+        self._flowing = False  # the response has been started: what is covered goes out
+        self._unsent = 0
+        self._taken_at = 0.0
+        if growth is not None:
+            growth.on_answer = self._advance
+
+    def granted(self, before: int) -> int:
+        """Output tokens that the hold covers in the end."""
+        return self._growth.granted if self._growth is not None else before
+
+    def margin(self) -> int:
+        """What a stream that was closed may have produced beyond what was seen."""
+        return self._growth.margin(self._meter.largest) if self._growth is not None else self._meter.largest
+
+    async def first(self) -> None:
+        """Reads until there is something to forward, or until it is clear that there is nothing: `failure`, `error` or an early end."""
+        while not self.has_output and self.ended == "open":
+            await self._read()
+
+    async def rest(self) -> None:
+        """Relays to the end. The response has been started."""
+        self._flowing = True
+        self._flush()
+        while self.ended == "open":
+            if self._unsent:
+                await self._slow_client()
+            await self._read()
+
+    def cut(self, why: Why) -> None:
+        """Closes the upstream at once; what is not covered is not delivered."""
+        self._call.close()
+        self._waiting.clear()
+        self.truncated = why
+        self.ended = "truncated"
+
+    async def _read(self) -> None:
+        if self._done and self._growth is not None and self._growth.asking is not None:
+            await asyncio.wait([self._growth.asking])  # its callback advances
+            return
+        try:
+            data = await self._call.read()
+        except UpstreamError as error:
+            self._absorb(self.reader.feed(self._call.take()))
+            if self.ended == "open" and not self._done:
+                self.ended, self.error = "died", error
+        else:
+            self._absorb(self.reader.feed(data) if data else self.reader.end())
+            if not data and not self._done and self.ended == "open":
+                self._done = bool(self.finishes)
+                if not self._done:
+                    self.ended = "died"
+        self._advance()
+
+    def _absorb(self, events: list[Event]) -> None:
+        """Meters whole events and queues their bytes."""
+        meter = self._meter
+        for event in events:
+            if self._done or self.ended != "open":
+                return
+            raw, kind = event.raw, event.kind
+            if kind == "chunk":
+                for delta in event.deltas:
+                    meter.add(delta)
+                if event.deltas or event.finishes:
+                    self.has_output = True
+                    if event.finishes:
+                        self.finishes.update(event.finishes)
+                if event.usage is not None:
+                    self.usage = merge(self.usage, event.usage)
+                if self._hide_usage:
+                    raw = self._write_event(event, True)
+            elif kind == "done":
+                self._done, self.tail = True, raw
+                continue
+            elif kind == "error":
+                self.failure, self.ended = event.failure, "died"
+                return
+            elif kind == "comment":
+                raw = self._write_event(event, False)
+            elif kind == "bad":
+                self.bad_events += 1
+                continue
+            if self._waiting or not self._covered(meter.seen):
+                self._waiting.append((meter.seen, raw))
+            else:
+                self._ready.append(raw)
+
+    def _covered(self, seen: int) -> bool:
+        if self._growth is None or self._growth.covers_all:
+            return self._meter.counted <= self._ceiling
+        return seen <= self._growth.granted
+
+    def _advance(self) -> None:
+        """After new bytes or an answer of the ledger: keeps the grant ahead of the stream, releases what is covered, ends what must end."""
+        if self.ended != "open":
+            self._flush()
+            return
+        growth, meter = self._growth, self._meter
+        if growth is not None and not self._done:
+            growth.saw(meter.seen, meter.largest)
+        while self._waiting and self._covered(self._waiting[0][0]):
+            self._ready.append(self._waiting.popleft()[1])
+        if not self._waiting:
+            if self._done:
+                self.ended = "complete"
+            elif growth is not None and growth.runs_out(meter.seen, meter.largest):
+                self.cut(growth.refused)
+        elif growth is None or growth.covers_all:
+            self.cut("budget")  # far beyond the cap that it was sent
+        elif growth.runs_out(meter.seen, meter.largest):
+            self.cut(growth.refused)
+        elif self._done and growth.asking is None:
+            growth.ask(max(meter.seen, growth.granted + 1), meter.seen)
+        self._flush()
+
+    def _flush(self) -> None:
+        if self._ready and self._flowing:
+            self._exchange.write(self._ready[0] if len(self._ready) == 1 else b"".join(self._ready))
+            self._ready.clear()
+            unsent = self._exchange.unsent()
+            if not unsent or not self._unsent:
+                self._taken_at = self._clock()
+            self._unsent = unsent
+
+    async def _slow_client(self) -> None:
+        """A client that takes no byte for the write timeout, or is a whole buffer behind an extended stream, is treated as one that left."""
+        unsent, now = self._exchange.unsent(), self._clock()
+        if unsent < self._unsent:
+            self._taken_at = now
+        self._unsent = unsent
+        full = unsent > CLIENT_BUFFER_MAX
+        if full and self._growth is None and now - self._taken_at < self._write_timeout_s:
+            self._call.pause()
+            await self._drained(self._taken_at + self._write_timeout_s - now)
+            self._call.resume()
+            full = self._exchange.unsent() >= unsent
+        if full or (unsent and self._clock() - self._taken_at > self._write_timeout_s):
+            self._exchange.abort()  # calls on_gone, which decides about the upstream
+            self._unsent = 0
+
+    async def _drained(self, timeout_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        drained = loop.create_future()
+
+        def wake() -> None:
+            if not drained.done():
+                drained.set_result(None)
+
+        self._exchange.on_drained = wake
+        try:
+            await asyncio.wait_for(drained, timeout_s)
+        except TimeoutError:
+            return
+        finally:
+            self._exchange.on_drained = None

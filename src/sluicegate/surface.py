@@ -1,0 +1,138 @@
+"""The HTTP surface of a worker: which path does what, and the small answers that no upstream has a part in.
+
+Paths that are not served answer a JSON 404 that names what is: nothing passes through unmetered.
+"""
+
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from sluicegate import reject
+from sluicegate.core.counters import name
+from sluicegate.core.limits import Unit
+from sluicegate.core.plan import Template
+from sluicegate.core.tenants import Key
+from sluicegate.dialects import openai_chat
+from sluicegate.gateway import Gateway
+from sluicegate.http.exchange import Exchange, Handler
+from sluicegate.ledger.contract import Ledger, LedgerUnavailable
+from sluicegate.reject import Reject
+
+_JSON = (b"content-type", b"application/json")
+
+
+class Surface:
+    """Dispatches exchanges by method and path."""
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        ledger: Ledger,
+        ready: Callable[[], str],
+        metrics: Callable[[], Awaitable[bytes]],
+        may_scrape: Callable[[Exchange], bool],
+    ) -> None:
+        self._gateway = gateway
+        self._ledger = ledger
+        self._ready = ready  # "" or why not
+        self._metrics = metrics
+        self._may_scrape = may_scrape
+        self._routes: dict[str, tuple[str, Handler]] = {
+            "/v1/chat/completions": ("POST", self._chat),
+            "/v1/models": ("GET", self._models),
+            "/v1/usage": ("GET", self._usage),
+            "/healthz": ("GET", self._health),
+            "/readyz": ("GET", self._readiness),
+            "/metrics": ("GET", self._scrape),
+        }
+
+    async def handle(self, exchange: Exchange) -> None:
+        """Serves one exchange."""
+        route = self._routes.get(exchange.path)
+        if route is None:
+            answer_reject(exchange, self._unknown_path(exchange.path))
+        elif exchange.method != route[0] and (exchange.method, route[0]) != ("HEAD", "GET"):
+            wrong = f"{exchange.path} takes {route[0]}, not {exchange.method}."
+            answer_reject(exchange, Reject(405, "invalid_request_error", "method_not_allowed", wrong, headers=((b"allow", route[0].encode()),)))
+        else:
+            try:
+                await route[1](exchange)
+            except Reject as rejected:
+                answer_reject(exchange, rejected)
+
+    async def _chat(self, exchange: Exchange) -> None:
+        await self._gateway.serve(exchange, openai_chat)
+
+    async def _models(self, exchange: Exchange) -> None:
+        key = self._gateway.identify(exchange.headers)
+        names = [model for model in self._gateway.policy.models if key.models is None or model in key.models]
+        answer(exchange, 200, {"object": "list", "data": [{"id": n, "object": "model", "created": 0, "owned_by": "sluicegate"} for n in names]})
+
+    async def _usage(self, exchange: Exchange) -> None:
+        key = self._gateway.identify(exchange.headers)
+        try:
+            answer(exchange, 200, {"object": "usage", "key": key.id, "limits": await self._limits(key)})
+        except LedgerUnavailable:
+            raise reject.ledger_unavailable() from None
+
+    async def _limits(self, key: Key) -> list[dict[str, Any]]:
+        template = Template(key.tree, key.counters, None)
+        refs = template.refset(self._ledger.now_ms())
+        reply = await self._ledger.peek(refs)
+        shown = []
+        for counter, ref, (used, held) in zip(template.counters, refs.refs, reply.states, strict=True):
+            if ref.kind == "s":
+                held = 0
+            scale = 1_000_000_000 if counter.unit is Unit.USD else 1
+            limit: dict[str, Any] = {
+                "name": name(counter),
+                "scope": counter.scope.id,
+                "unit": counter.unit,
+                "window": type(counter.window).__name__.lower(),
+                "models": sorted(counter.models) if counter.models is not None else None,
+                "limit": counter.ceiling / scale if scale > 1 else counter.ceiling,
+                "used": used / scale if scale > 1 else used,
+                "held": held / scale if scale > 1 else held,
+                "remaining": max(0, counter.ceiling - used - held) / scale if scale > 1 else max(0, counter.ceiling - used - held),
+                "resets_at": _iso(ref.end_ms) if ref.end_ms else None,
+            }
+            shown.append(limit)
+        return shown
+
+    async def _health(self, exchange: Exchange) -> None:
+        answer(exchange, 200, {"status": "alive"})
+
+    async def _readiness(self, exchange: Exchange) -> None:
+        why_not = self._ready()
+        answer(exchange, 503 if why_not else 200, {"status": why_not or "ready"})
+
+    async def _scrape(self, exchange: Exchange) -> None:
+        if not self._may_scrape(exchange):
+            raise Reject(401, "invalid_request_error", "invalid_api_key", "/metrics needs its own credential where it is not on loopback.")
+        body = await self._metrics()
+        exchange.start(200, [(b"content-type", b"text/plain; version=0.0.4; charset=utf-8")], len(body))
+        exchange.finish(body)
+
+    def _unknown_path(self, path: str) -> Reject:
+        served = ", ".join(f"{method} {route}" for route, (method, _) in self._routes.items())
+        shown = path if len(path) <= 200 else path[:200] + "..."
+        return Reject(404, "invalid_request_error", "path_not_found", f"{shown!r} is not served here. Served: {served}.")
+
+
+def answer(exchange: Exchange, status: int, body: Any, headers: reject.Headers = ()) -> None:
+    """A JSON answer."""
+    data = msgspec.json.encode(body)
+    exchange.start(status, [_JSON, *headers], len(data))
+    exchange.finish(data)
+
+
+def answer_reject(exchange: Exchange, rejected: Reject) -> None:
+    """A JSON error in OpenAI's shape, for paths that belong to no dialect."""
+    error = {"message": rejected.message, "type": rejected.type, "param": rejected.param, "code": rejected.code}
+    answer(exchange, rejected.status, {"error": error}, rejected.headers)
+
+
+def _iso(time_ms: int) -> str:
+    return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")

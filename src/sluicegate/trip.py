@@ -1,0 +1,217 @@
+"""What is known of one logical request while it is under way: the state that `gateway.serve` carries from step to step.
+
+A `Trip` is one request of a client, an `Attempt` one physical call with holds of its own, a `Held` one hold.
+"""
+
+import asyncio
+from collections.abc import Iterable, Iterator
+from typing import Any, Literal, Protocol
+
+from sluicegate.core.claims import RefSet, Reply
+from sluicegate.core.classify import Billed
+from sluicegate.core.estimate import Figures
+from sluicegate.core.meter import Meter
+from sluicegate.core.plan import Plan, Template
+from sluicegate.core.record import Attempt as AttemptRecord
+from sluicegate.core.record import Record
+from sluicegate.core.tenants import Deployment, Key, Policy, Timeouts
+from sluicegate.core.usage import NOTHING, Charge, Ended, Unknown, Usage, settle_figures
+from sluicegate.dialects.form import Answer, Event, Request, Target
+from sluicegate.http.exchange import Exchange
+from sluicegate.http.upstream import Call
+from sluicegate.reject import Reject
+from sluicegate.relay import Reader, Relay
+
+READ_ON_S = 30.0  # after the client left, for the usage of an upstream that does not stop on close
+
+
+class Dialect(Protocol):
+    """A module in dialects/ (see dialects/form.py)."""
+
+    NAME: str
+    PATH: bytes  # below the provider's base URL
+
+    def read_request(self, body: bytes) -> Request: ...
+    def write_request(self, request: Request, target: Target) -> bytes: ...
+    def read_answer(self, body: bytes) -> Answer: ...
+    def StreamReader(self) -> Reader: ...
+    def write_event(self, event: Event, hide_usage: bool) -> bytes: ...
+    def write_truncation(self, head: Any, choices: Iterable[int], reason: str, usage: Usage | None) -> bytes: ...
+    def write_error(
+        self, status: int, message: str, type: str, param: str | None, code: str | None, extra: dict[str, Any] | None
+    ) -> bytes: ...
+    def write_stream_error(self, message: str, type: str, code: str | None, extra: dict[str, Any] | None) -> bytes: ...
+
+
+class Held:
+    """One hold: its counters in the windows that admitted it. `refset` is None where there is nothing to end."""
+
+    __slots__ = ("hold_id", "mode", "refset", "template")
+
+    def __init__(self, hold_id: str, template: Template) -> None:
+        self.hold_id = hold_id
+        self.template = template
+        self.refset: RefSet | None = None
+        self.mode: Literal["settle", "force"] = "settle"  # force: served without a hold, charged afterwards
+
+
+class Attempt:
+    """One physical call to a deployment."""
+
+    __slots__ = (
+        *("answer", "at_deployment", "billed", "body", "call", "cap", "charge", "deployment", "extends", "figures", "granted", "held"),
+        *("meter", "relay", "usage"),
+    )
+
+    def __init__(self, hold_id: str, deployment: Deployment, figures: Figures, template: Template) -> None:
+        self.deployment = deployment
+        self.figures = figures
+        self.held = Held(hold_id, template)
+        self.at_deployment: Held | None = None
+        self.extends = False
+        self.granted = figures.want  # output tokens covered
+        self.cap: int | None = None  # per choice, sent upstream
+        self.call: Call | None = None
+        self.meter: Meter | None = None
+        self.relay: Relay | None = None
+        self.usage: Usage | None = None
+        self.answer: Answer | None = None
+        self.body = b""
+        self.billed: Billed = "no"
+        self.charge: Charge | None = None
+
+    @property
+    def written(self) -> bool:
+        """The upstream has been sent bytes of this attempt."""
+        return self.call is not None and self.call.written
+
+    @property
+    def ended(self) -> Ended:
+        """How the upstream's answer ended, for the bill."""
+        if self.relay is None:
+            return "complete" if self.answer is not None else "broken"
+        if self.relay.ended == "complete":
+            return "complete"
+        closed_by_us = self.relay.ended == "truncated" or (self.relay.error is not None and self.relay.error.reason == "closed")
+        return "closed" if closed_by_us else "broken"
+
+    @property
+    def finish_reasons(self) -> list[str]:
+        """Of the choices that finished."""
+        if self.relay is not None:
+            return list(self.relay.finishes.values())
+        return [reason for _, reason in self.answer.finishes] if self.answer is not None else []
+
+    def settled_at(self, request: Request, unknown_outcome: Unknown) -> Charge:
+        """What this attempt is charged."""
+        if self.billed == "no":
+            return NOTHING
+        deployment, meter = self.deployment, self.meter
+        return settle_figures(
+            self.usage,
+            ended=self.ended,
+            seen=meter.seen if meter is not None else 0,
+            margin=self.relay.margin() if self.relay is not None else 0,
+            cap=(self.cap or 0) * request.choices,
+            input_bound=self.figures.input_bound,
+            visible=deployment.extend and self.relay is not None,
+            stops_on_close=deployment.provider.stops_on_close,
+            price=deployment.price,
+            unknown_outcome=unknown_outcome,
+        )
+
+    def client_left(self) -> None:
+        """The client is gone: stop the upstream where that stops the bill, else read on for the usage."""
+        call = self.call
+        if call is None:
+            return
+        if self.deployment.provider.stops_on_close or not call.written:
+            call.close()
+        else:
+            asyncio.get_running_loop().call_later(READ_ON_S, call.close)
+
+
+class Trip:
+    """One logical request of a client."""
+
+    __slots__ = (
+        *("answered", "attempts", "charges", "client_gone", "counted", "dialect", "exchange", "first_byte_s", "key", "plan", "policy"),
+        *("rejected", "refset", "reply", "request", "request_id", "standing", "status", "time_ms", "timeouts", "upstream_s", "written"),
+    )
+
+    def __init__(self, request_id: str, exchange: Exchange, dialect: Dialect, policy: Policy, time_ms: int) -> None:
+        self.request_id = request_id
+        self.exchange = exchange
+        self.dialect = dialect
+        self.policy = policy
+        self.time_ms = time_ms
+        self.timeouts: Timeouts = policy.timeouts
+        self.key: Key | None = None
+        self.request: Request | None = None
+        self.plan: Plan | None = None
+        self.refset: RefSet | None = None  # of `reply`
+        self.reply: Reply | None = None  # the last that a ledger gave for the key's limits
+        self.attempts: list[AttemptRecord] = []
+        self.standing: Attempt | None = None  # whose holds have not ended
+        self.answered: Attempt | None = None  # that the client gets
+        self.charges: list[Charge] = []
+        self.written = False  # an upstream has been sent bytes
+        self.counted = False  # `requests` has been charged
+        self.client_gone = False
+        self.rejected: Reject | None = None
+        self.status = 0  # what the client was told
+        self.upstream_s = 0.0  # spent waiting for upstreams before the first byte of the answer
+        self.first_byte_s = 0.0
+
+    def open_holds(self) -> Iterator[tuple[str, str]]:
+        """(tree, hold id) of every hold that must not expire."""
+        if self.standing is not None:
+            for held in (self.standing.held, self.standing.at_deployment):
+                if held is not None and held.refset is not None and held.mode == "settle":
+                    yield held.refset.tree, held.hold_id
+
+    def called(self, attempt: Attempt, outcome: str, started: float, now: float) -> None:
+        """Notes one physical call that has an answer, or none."""
+        call = attempt.call
+        self.written = self.written or (call is not None and call.written)
+        self.upstream_s += now - started
+        self.attempts.append(AttemptRecord(attempt.deployment.id, outcome, int((now - started) * 1e6)))
+
+    @property
+    def cost_nano_usd(self) -> int:
+        """Of all attempts together."""
+        return sum(charge.cost_nano_usd for charge in self.charges)
+
+    def record(self, now: float) -> Record:
+        """The record of this request, as of now."""
+        request, attempt, rejected = self.request, self.answered, self.rejected
+        exchange = self.exchange
+        relay = attempt.relay if attempt is not None else None
+        usage = attempt.usage if attempt is not None else None
+        return Record(
+            request_id=self.request_id,
+            time_ms=self.time_ms,
+            key_id=self.key.id if self.key is not None else "",
+            model=request.model if request is not None else "",
+            deployment=self.attempts[-1].deployment if self.attempts else "",
+            attempts=tuple(self.attempts),
+            dialect=self.dialect.NAME,
+            stream=request is not None and request.stream,
+            status=rejected.status if rejected is not None else 200 if attempt is not None else 499,
+            finish="" if attempt is None else "length" if relay is not None and relay.truncated else next(iter(attempt.finish_reasons), ""),
+            refusal=rejected.reason if rejected is not None else "",
+            truncated=relay.truncated if relay is not None else "",
+            error=rejected.code if rejected is not None else "upstream_error" if relay is not None and relay.ended == "died" else "",
+            input_tokens=sum(charge.input_tokens for charge in self.charges),
+            output_tokens=sum(charge.output_tokens for charge in self.charges),
+            cached_tokens=usage.cached_tokens if usage is not None else 0,
+            reasoning_tokens=usage.reasoning_tokens if usage is not None else 0,
+            cost_nano_usd=self.cost_nano_usd,
+            source=self.charges[-1].source if self.charges else "",
+            held=attempt.granted if attempt is not None else 0,
+            latency_us=int((now - exchange.arrived) * 1e6),
+            first_byte_us=int(self.first_byte_s * 1e6),
+            overhead_us=max(0, int((now - exchange.arrived - self.upstream_s) * 1e6)) if relay is None else 0,
+            client_gone=self.client_gone or exchange.gone,
+        )
+

@@ -1,0 +1,87 @@
+"""What a worker does beside serving: renews its holds, charges those that nobody settled, exchanges what was learned, watches the ledger.
+
+None of it is on a request's path. Each loop survives a ledger that is away and says so once per change of state.
+"""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
+
+import structlog
+
+from sluicegate.core.claims import Swept
+from sluicegate.core.estimate import Learned
+from sluicegate.gateway import Gateway
+from sluicegate.ledger.contract import Ledger, LedgerUnavailable
+
+RENEW_AT_ONCE = 256
+SWEEP_S, SWEEP_AT_ONCE = 2.0, 64
+LEARN_S = 1.0
+
+log = structlog.get_logger("upkeep")
+
+
+class Upkeep:
+    """The background work of one worker. `seen_at` is when the ledger last answered (loop time)."""
+
+    def __init__(
+        self, gateway: Gateway, ledger: Ledger, learned: Learned, hold_ttl_ms: int, on_swept: Callable[[Swept], None], clock: Callable[[], float]
+    ) -> None:
+        self.seen_at = clock()
+        self._gateway = gateway
+        self._ledger = ledger
+        self._learned = learned
+        self._hold_ttl_ms = hold_ttl_ms
+        self._on_swept = on_swept
+        self._clock = clock
+        self._away = False
+
+    async def run(self) -> None:
+        """Runs until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._every(self._hold_ttl_ms / 3000, self.renew))
+            tasks.create_task(self._every(SWEEP_S, self.sweep))
+            tasks.create_task(self._every(LEARN_S, self.learn))
+
+    async def renew(self) -> None:
+        """Nothing expires under a live worker."""
+        open_holds: dict[str, list[str]] = defaultdict(list)
+        for trip in self._gateway.trips:
+            for tree, hold_id in trip.open_holds():
+                open_holds[tree].append(hold_id)
+        for tree, ids in open_holds.items():
+            for start in range(0, len(ids), RENEW_AT_ONCE):
+                await self._ledger.renew(tree, ids[start : start + RENEW_AT_ONCE], self._hold_ttl_ms)
+
+    async def sweep(self) -> None:
+        """Charges holds that nobody settled: their worker died."""
+        for swept in await self._ledger.sweep(SWEEP_AT_ONCE):
+            self._on_swept(swept)
+
+    async def learn(self) -> None:
+        """Adds what this worker learned to what all have, and takes the sums."""
+        increments = self._learned.increments()
+        try:
+            sums = await self._ledger.learned(increments)
+        except LedgerUnavailable:
+            self._learned.keep(increments)
+            raise
+        self._learned.absorb(sums)
+
+    async def _every(self, period_s: float, work: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            await asyncio.sleep(period_s)
+            try:
+                await work()
+            except LedgerUnavailable as error:
+                self._change(away=True, why=str(error))
+            except Exception:
+                log.exception("background work failed", work=work.__name__)
+            else:
+                self.seen_at = self._clock()
+                self._change(away=False)
+
+    def _change(self, away: bool, why: str = "") -> None:
+        if away != self._away:
+            self._away = away
+            log.warning("ledger state", **{"from": "up" if away else "away", "to": "away" if away else "up", "reason": why})
