@@ -23,7 +23,6 @@ from sluicegate.core.estimate import Learned
 from sluicegate.core.record import Record
 from sluicegate.core.tenants import Deployment, Policy
 from sluicegate.gateway import Gateway
-from sluicegate.http.connection import Bounds
 from sluicegate.http.exchange import Exchange
 from sluicegate.http.server import Server
 from sluicegate.http.upstream import Pool
@@ -82,9 +81,8 @@ class Worker:
         self.ledger = ledger_of(loaded)
         self.metrics = Metrics(lambda model: model in policy.models)
         self._learned = Learned()
-        self._pools = {
-            provider.name: Pool(provider.base_url, ca_file=provider.ca_file) for provider in {d.provider.name: d.provider for d in deployments(policy)}.values()
-        }
+        providers = {one.provider.name: one.provider for one in deployments(policy)}
+        self._pools = {name: Pool(provider.base_url, ca_file=provider.ca_file) for name, provider in providers.items()}
         self._journal = Journal.open(config.journal, loop, _journal_state)
         self._outbox = Outbox(self.ledger, self._journal, time_ms)
         ids, boot = itertools.count(1), secrets.token_hex(6)

@@ -3,6 +3,7 @@
 A `Reject` is a value that travels as an exception up to `gateway.serve`, which turns it into the client's dialect.
 """
 
+from datetime import UTC, datetime
 from typing import Any
 
 from sluicegate.core.classify import Outcome
@@ -89,7 +90,7 @@ def refused(refusal: Refusal, show_figures: bool) -> Reject:
         "scope": refusal.counter.scope.id,
         "unit": str(refusal.counter.unit),
         "window": type(refusal.counter.window).__name__.lower(),
-        "resets_at": refusal.resets_at_ms or None,
+        "resets_at": iso(refusal.resets_at_ms) if refusal.resets_at_ms else None,
     }
     if show_figures:
         detail |= {
@@ -115,6 +116,11 @@ def upstream(outcome: Outcome) -> Reject:
     """What the upstream said, if no other deployment answered."""
     headers: Headers = ((b"retry-after", outcome.retry_after.encode()),) if outcome.retry_after else ()
     return Reject(outcome.status, outcome.type, outcome.code, outcome.message, outcome.param, headers)
+
+
+def iso(time_ms: int) -> str:
+    """A time as clients are told it: RFC 3339 in UTC, whole seconds."""
+    return f"{datetime.fromtimestamp(time_ms // 1000, UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def no_retry() -> Headers:

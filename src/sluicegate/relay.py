@@ -237,14 +237,7 @@ class Relay:
                 return
             raw, kind = event.raw, event.kind
             if kind == "chunk":
-                for delta in event.deltas:
-                    meter.add(delta)
-                if event.deltas or event.finishes:
-                    self.has_output = True
-                    if event.finishes:
-                        self.finishes.update(event.finishes)
-                if event.usage is not None:
-                    self.usage = merge(self.usage, event.usage)
+                self._note(event)
                 if self._hide_usage:
                     raw = self._write_event(event, True)
             elif kind == "done":
@@ -262,6 +255,16 @@ class Relay:
                 self._waiting.append((meter.seen, raw))
             else:
                 self._ready.append(raw)
+
+    def _note(self, event: Event) -> None:
+        for delta in event.deltas:
+            self._meter.add(delta)
+        if event.deltas or event.finishes:
+            self.has_output = True
+            if event.finishes:
+                self.finishes.update(event.finishes)
+        if event.usage is not None:
+            self.usage = merge(self.usage, event.usage)
 
     def _covered(self, seen: int) -> bool:
         if self._growth is None or self._growth.covers_all:

@@ -4,7 +4,6 @@ Paths that are not served answer a JSON 404 that names what is: nothing passes t
 """
 
 from collections.abc import Awaitable, Callable
-from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -81,24 +80,23 @@ class Surface:
         template = Template(key.tree, key.counters, None)
         refs = template.refset(self._ledger.now_ms())
         reply = await self._ledger.peek(refs)
-        shown = []
+        shown: list[dict[str, Any]] = []
         for counter, ref, (used, held) in zip(template.counters, refs.refs, reply.states, strict=True):
-            if ref.kind == "s":
-                held = 0
-            scale = 1_000_000_000 if counter.unit is Unit.USD else 1
-            limit: dict[str, Any] = {
-                "name": name(counter),
-                "scope": counter.scope.id,
-                "unit": counter.unit,
-                "window": type(counter.window).__name__.lower(),
-                "models": sorted(counter.models) if counter.models is not None else None,
-                "limit": counter.ceiling / scale if scale > 1 else counter.ceiling,
-                "used": used / scale if scale > 1 else used,
-                "held": held / scale if scale > 1 else held,
-                "remaining": max(0, counter.ceiling - used - held) / scale if scale > 1 else max(0, counter.ceiling - used - held),
-                "resets_at": _iso(ref.end_ms) if ref.end_ms else None,
-            }
-            shown.append(limit)
+            held_now = held if ref.kind in ("w", "o") else 0
+            shown.append(
+                {
+                    "name": name(counter),
+                    "scope": counter.scope.id,
+                    "unit": counter.unit,
+                    "window": type(counter.window).__name__.lower(),
+                    "models": sorted(counter.models) if counter.models is not None else None,
+                    "limit": _figure(counter.unit, counter.ceiling),
+                    "used": _figure(counter.unit, used),
+                    "held": _figure(counter.unit, held_now),
+                    "remaining": _figure(counter.unit, max(0, counter.ceiling - used - held_now)),
+                    "resets_at": reject.iso(ref.end_ms) if ref.end_ms else None,
+                }
+            )
         return shown
 
     async def _health(self, exchange: Exchange) -> None:
@@ -134,5 +132,6 @@ def answer_reject(exchange: Exchange, rejected: Reject) -> None:
     answer(exchange, rejected.status, {"error": error}, rejected.headers)
 
 
-def _iso(time_ms: int) -> str:
-    return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+def _figure(unit: Unit, amount: int) -> int | float:
+    """Dollars as dollars, everything else as it counts."""
+    return amount / 1e9 if unit is Unit.USD else amount

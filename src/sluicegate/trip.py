@@ -28,9 +28,10 @@ READ_ON_S = 30.0  # after the client left, for the usage of an upstream that doe
 class Dialect(Protocol):
     """A module in dialects/ (see dialects/form.py)."""
 
-    NAME: str
-    PATH: bytes  # below the provider's base URL
-
+    @property
+    def NAME(self) -> str: ...
+    @property
+    def PATH(self) -> bytes: ...  # below the provider's base URL
     def read_request(self, body: bytes) -> Request: ...
     def write_request(self, request: Request, target: Target) -> bytes: ...
     def read_answer(self, body: bytes) -> Answer: ...
