@@ -9,7 +9,6 @@ import contextlib
 import json
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -18,7 +17,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from signal import SIGTERM
+from signal import SIGKILL, SIGTERM
 from typing import Any
 
 START_S = 30.0
@@ -62,7 +61,7 @@ class Child:
             assert time.monotonic() < deadline, f"not ready after {START_S} s:\n{self.logged()}"
             time.sleep(0.02)
 
-    def signal(self, number: int) -> None:
+    def send(self, number: int) -> None:
         self.process.send_signal(number)
 
     def stop(self, number: int = SIGTERM, timeout_s: float = 20.0) -> int:
@@ -118,6 +117,14 @@ class Mock(Child):
     def stats(self) -> Any:
         return json.loads(call(f"{self.url}/mock/stats")[2])
 
+    def total(self) -> dict[str, int]:
+        """What it produced in all, once nothing can be produced any more: its tally, with `tokens` as prompt and completion together."""
+        deadline = time.monotonic() + START_S
+        while (total := self.stats()["total"])["in_flight"]:
+            assert time.monotonic() < deadline, total
+            time.sleep(0.02)
+        return {**total, "tokens": total["prompt_tokens"] + total["completion_tokens"]}
+
     def reset(self) -> None:
         assert call(f"{self.url}/mock/reset", {})[0] == 200
 
@@ -172,7 +179,7 @@ def running_gateway(directory: Path, config: str, name: str = "gateway", argumen
         assert ended or gateway.stop() == 0, gateway.logged()
     finally:
         if gateway.process.poll() is None:
-            gateway.stop(signal.SIGKILL)
+            gateway.stop(SIGKILL)
 
 
 @contextlib.contextmanager
@@ -197,7 +204,7 @@ server: {{listen: "127.0.0.1:0"}}
 ledger: {ledger or f"sqlite:///{directory}/ledger.db"}
 journal: {directory}/journal/
 providers:
-  mock: {{dialect: openai, base_url: {mock_url}/v1, extend: {"on" if extend else "off"}}}
+  mock: {{provider: mock, base_url: {mock_url}/v1, extend: {"on" if extend else "off"}}}
 models:
   chat:
     deployments:

@@ -1,0 +1,92 @@
+"""`check` and `ledger show`: what a configuration means, and what its ledger holds."""
+
+import asyncio
+import time
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from sluicegate import app
+from sluicegate.cli.console import DEFAULT_CONFIG, ConfigFile, EnvFile, console, environment, loaded
+from sluicegate.config.check import report
+from sluicegate.config.load import Loaded
+from sluicegate.core.claims import CounterView, HoldView
+from sluicegate.core.counters import name
+from sluicegate.core.limits import Unit, show_amount
+from sluicegate.core.tenants import Counter, Policy
+
+_KINDS = {"b": "refills", "s": "refills", "w": "window", "o": "in flight"}
+
+
+def check(file: Annotated[Path, typer.Argument(metavar="FILE")], env_file: EnvFile = None) -> None:
+    """Print what a configuration means: tenants, limits with window and next reset, models and deployments; and what looks wrong."""
+    for part in report(loaded(file, environment(env_file)), time.time_ns() // 1_000_000):
+        console.print(part, highlight=False)
+
+
+def show(config: ConfigFile = DEFAULT_CONFIG, env_file: EnvFile = None) -> None:
+    """Print the counters and the open holds, in words."""
+    found = loaded(config, environment(env_file))
+    now_ms, counters, holds = asyncio.run(_read(found))
+    known = {counter.key_prefix: counter for counter in _counters(found.policy)}
+    console.print(_counter_table(counters, known) if counters else "no counters: nothing was used yet")
+    console.print(_hold_table(holds, known, now_ms) if holds else "no holds: nothing is in flight")
+
+
+async def _read(found: Loaded) -> tuple[int, list[CounterView], list[HoldView]]:
+    ledger = app.ledger_of(found)
+    await ledger.open()
+    try:
+        await ledger.ping()
+        counters, holds = await ledger.show()
+        return ledger.now_ms(), counters, holds
+    finally:
+        await ledger.close()
+
+
+def _counters(policy: Policy) -> Iterable[Counter]:
+    for key in policy.keys.values():
+        yield from key.counters
+    for model in policy.models.values():
+        for deployment in model.deployments:
+            yield from deployment.counters
+
+
+def _counter_table(views: list[CounterView], known: dict[str, Counter]) -> Table:
+    table = Table("limit", "in", "kind", "used", "held", "of")
+    for view in sorted(views, key=lambda view: view.key):
+        counter, label = _named(view.key, known)
+        unit = counter.unit if counter else Unit.TOKENS
+        ceiling = show_amount(unit, counter.ceiling) if counter else "no longer configured"
+        held = show_amount(unit, view.held) if view.kind in ("w", "o") else ""
+        table.add_row(Text(name(counter) if counter else view.key), label, _KINDS[view.kind], show_amount(unit, view.used), held, ceiling)
+    return table
+
+
+def _hold_table(holds: list[HoldView], known: dict[str, Counter], now_ms: int) -> Table:
+    table = Table("hold", "for", "state", "granted", "seen", "until", "takes")
+    for hold in sorted(holds, key=lambda hold: hold.expires_ms):
+        takes = []
+        for key, amount in hold.amounts:
+            counter, _ = _named(key, known)
+            takes.append(f"{show_amount(counter.unit, amount)} of {name(counter)}" if counter else f"{amount} of {key}")
+        until = f"{_clock(hold.expires_ms)} ({(hold.expires_ms - now_ms) / 1000:+.0f} s)"
+        table.add_row(hold.hold_id, Text(hold.tag), hold.state.replace("_", ", "), str(hold.g), str(hold.seen), until, Text("\n".join(takes)))
+    return table
+
+
+def _named(key: str, known: dict[str, Counter]) -> tuple[Counter | None, str]:
+    """The counter of the configuration that a storage key belongs to, and the window's label in it."""
+    if key in known:
+        return known[key], ""
+    prefix, _, label = key.rpartition(":")
+    return known.get(prefix), label
+
+
+def _clock(time_ms: int) -> str:
+    return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")

@@ -1,0 +1,155 @@
+"""`serve` and `mock`: the processes that listen.
+
+The parent binds the socket, so that a port in use is an error before anything starts, and every worker inherits it. One worker runs in the parent
+itself; several under supervisor.py, each as `sluicegate worker`, which reads the same configuration in the same environment.
+"""
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated
+from urllib.parse import urlsplit
+
+import typer
+
+from sluicegate import app
+from sluicegate.cli.console import DEFAULT_CONFIG, ConfigFile, EnvFile, InputError, console, environment, loaded
+from sluicegate.config.load import EXAMPLE
+from sluicegate.mock import from_mapping, run_mock
+from sluicegate.supervisor import Supervisor, watch_parent
+
+MOCK_START_S = 20.0
+
+TRY_IT = """\
+Try it:
+
+  curl {url}/v1/chat/completions -H 'Authorization: Bearer sk-sluicegate-normal' -H 'Content-Type: application/json' \\
+    -d '{{"model": "chat", "messages": [{{"role": "user", "content": "Hello"}}]}}'
+
+streamed:
+
+  curl -N {url}/v1/chat/completions -H 'Authorization: Bearer sk-sluicegate-normal' -H 'Content-Type: application/json' \\
+    -d '{{"model": "chat", "stream": true, "messages": [{{"role": "user", "content": "Hello"}}]}}'
+
+A limit refuses when the same is sent a few times with sk-sluicegate-tight. What was used:
+
+  curl {url}/v1/usage -H 'Authorization: Bearer sk-sluicegate-tight'
+"""
+
+
+def serve(
+    config: Annotated[Path | None, typer.Option("--config", "-c", metavar="FILE", help=f"{DEFAULT_CONFIG}; with --mock an example.")] = None,
+    env_file: EnvFile = None,
+    mock: Annotated[bool, typer.Option("--mock", help="Run a mock provider beside it, on loopback; its base URL is MOCK_URL.")] = False,
+    workers: Annotated[int | None, typer.Option("--workers", min=1, max=256, help="Processes; the configuration's by default.")] = None,
+    port: Annotated[int | None, typer.Option("--port", min=0, max=65535, help="Instead of the configuration's port.")] = None,
+) -> None:
+    """Run the gateway. The first SIGTERM or Ctrl-C drains, the second cuts."""
+    file = config or (EXAMPLE if mock else DEFAULT_CONFIG)
+    env = environment(env_file)
+    with contextlib.ExitStack() as stack:
+        if mock:
+            env["MOCK_URL"] = f"http://127.0.0.1:{free_port()}/v1"
+        found = loaded(file, env)
+        server = found.config.server
+        count = workers or server.workers
+        if count > 1 and found.config.ledger.startswith("memory:"):
+            raise InputError("ledger: the memory ledger belongs to one process; with more than one worker use sqlite or redis")
+        listener = stack.enter_context(_listen(server.host, server.port if port is None else port))
+        if mock:
+            stack.enter_context(_mock_beside(env["MOCK_URL"]))
+        if file is EXAMPLE:
+            console.print(TRY_IT.format(url=_url(listener)), markup=False, highlight=False, soft_wrap=True)
+        if count == 1:
+            app.serve_worker(found, [listener])
+            return
+        code = Supervisor(lambda life_line: _spawn_worker(file, env, listener, life_line), count, [listener], console.print).run()
+    if code:
+        raise typer.Exit(code)
+
+
+def worker(config: ConfigFile, listener: Annotated[int, typer.Option()], life_line: Annotated[int, typer.Option()]) -> None:
+    """One of several workers; `serve` starts it with the descriptors of the listening socket and of the parent's life line."""
+    watch_parent(life_line)
+    app.serve_worker(loaded(config, os.environ), [socket.socket(fileno=listener)])
+
+
+def mock(
+    context: typer.Context,
+    host: Annotated[str, typer.Option()] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535)] = 8081,
+    life_line: Annotated[int | None, typer.Option(hidden=True)] = None,
+) -> None:
+    """Run a mock provider that knows what it produced. Each option of docs/mock.md is given as `--name value`, e.g. `--ttft 20ms --tpot 5ms`."""
+    if life_line is not None:
+        watch_parent(life_line)
+    run_mock(from_mapping(_pairs(context.args)), host=host, port=port)
+
+
+def _pairs(arguments: list[str]) -> dict[str, str]:
+    """`--name value --name=value` as a mapping."""
+    words = [word for argument in arguments for word in (argument.split("=", 1) if argument.startswith("--") else [argument])]
+    names, values = words[::2], words[1::2]
+    for name in names:
+        if not name.startswith("--"):
+            raise InputError(f"{name}: an option of the mock is given as --name value")
+    if len(names) != len(values):
+        raise InputError(f"{names[-1]}: a value is missing")
+    return {name[2:].replace("-", "_"): value for name, value in zip(names, values, strict=True)}
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """The listening socket. Raises OSError that says what to do."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        advice = "choose another with --port or PORT=..."
+        raise OSError(f"cannot listen on {host} port {port}: {os.strerror(error.errno or 0).lower()}; {advice}") from None
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _spawn_worker(file: Path, env: Mapping[str, str], listener: socket.socket, life_line: int) -> "subprocess.Popen[bytes]":
+    command = [sys.executable, "-m", "sluicegate", "worker", f"--config={file}", f"--listener={listener.fileno()}", f"--life-line={life_line}"]
+    return subprocess.Popen(command, env=env, pass_fds=[listener.fileno(), life_line], start_new_session=True)
+
+
+@contextlib.contextmanager
+def _mock_beside(base_url: str) -> Iterator[None]:
+    """A mock provider as a child process. It outlives the gateway's draining, Ctrl-C reaches the gateway alone, and it ends with its life line."""
+    port = urlsplit(base_url).port or 0
+    reading, writing = os.pipe()
+    command = [sys.executable, "-m", "sluicegate", "mock", f"--port={port}", f"--life-line={reading}", "--ttft=100ms", "--tpot=10ms"]
+    child = subprocess.Popen(command, pass_fds=[reading], start_new_session=True)
+    os.close(reading)
+    try:
+        _wait_for(port, child)
+        yield
+    finally:
+        os.close(writing)
+        child.wait()
+
+
+def _wait_for(port: int, child: "subprocess.Popen[bytes]") -> None:
+    deadline = time.monotonic() + MOCK_START_S
+    while child.poll() is None and time.monotonic() < deadline:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+            return
+        time.sleep(0.02)
+    raise OSError("the mock provider did not start")
+
+
+def free_port() -> int:
+    """A loopback port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
