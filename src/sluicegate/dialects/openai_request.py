@@ -48,9 +48,6 @@ class _Part(Struct):
     text: str | None = None
     refusal: str | None = None
     image_url: _Url | str | None = None
-    input_audio: Raw | None = None
-    file: Raw | None = None
-    cache_control: Raw | None = None
 
 
 class _Message(Struct):
@@ -63,7 +60,7 @@ class _Message(Struct):
     refusal: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
-    audio: Raw | None = None
+    audio: dict[str, Any] | None = None  # an earlier answer, by its id
 
 
 class _StrictMessage(_Message, forbid_unknown_fields=True):
@@ -245,7 +242,7 @@ class _Counted:
         for text in (message.name, message.refusal, message.reasoning_content, message.reasoning):
             if text:
                 self.texts.append(text)
-        if message.audio is not None and message.audio != _NULL:
+        if message.audio is not None:
             self.unbounded = "an earlier audio answer"
 
     def _part(self, part: _Part, path: str) -> None:
