@@ -7,7 +7,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from support_gateway import Gateway, Mock, config, running_gateway
+from support_gateway import Gateway, Mock, config, running_gateway, running_mock
 
 MESSAGES = [{"role": "user", "content": "Say something."}]
 
@@ -176,15 +176,16 @@ def test_usage_shows_what_was_used(directory: Path, mock: Mock) -> None:
     assert limits["usd"]["used"] == pytest.approx((0.5 * used.prompt_tokens + used.completion_tokens) / 1e6)
 
 
-def test_three_calls_of_a_key_with_300_tokens_a_minute(directory: Path, mock: Mock) -> None:
+def test_three_calls_of_a_key_with_300_tokens_a_minute(tmp_path: Path) -> None:
     """Each held at 148 and using 117: 200, 200, then 429 with the wait and the figures in words; a cap of 400 is too large."""
     prompt = " ".join(["word"] * 100) + " "
     assert len(prompt) == 500
     tenants = "  acme:\n    keys: [{name: tight, key: sk-tight, limits: [300 tokens/minute]}]\n"
-    (directory / "minute").mkdir()
-    with running_gateway(directory / "minute", config(directory / "minute", mock.url, tenants)) as gateway:
-        extra = {"mock": {"prompt_tokens": 101, "completion_tokens": 16}}
-        answers = [gateway.chat("sk-tight", prompt, max_tokens=16, **extra) for _ in range(3)]
+    with (
+        running_mock(tmp_path, "--prompt", "101", "--completion", "16") as mock,
+        running_gateway(tmp_path, config(tmp_path, mock.url, tenants)) as gateway,
+    ):
+        answers = [gateway.chat("sk-tight", prompt, max_tokens=16) for _ in range(3)]
         too_large = gateway.chat("sk-tight", prompt, max_tokens=400)
     assert [status for status, _, _ in answers] == [200, 200, 429]
     assert [body["usage"]["total_tokens"] for _, _, body in answers[:2]] == [117, 117]
