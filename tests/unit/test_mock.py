@@ -589,18 +589,32 @@ async def test_hidden_tokens_count_before_anything_is_written(client: Client, mo
     assert totals(mock).chunks == 0
 
 
-@pytest.mark.parametrize(("stops", "least", "most"), [(True, 0, 100), (False, 200, 200)])
-async def test_unary_client_leaves(client: Client, mock: Mock, stops: bool, least: int, most: int) -> None:
-    """A unary call left early is billed for the time that it ran, or to its end where the provider goes on."""
-    client.send("POST", PATH, chat(mock={"completion": 200, "tpot": 1, "stops_on_close": stops}))
+async def in_flight(mock: Mock, calls: int) -> None:
+    """Until so many calls have arrived."""
     other = await Client.connect(mock)
-    while not totals(mock).in_flight:
+    while totals(mock).in_flight < calls:
         other.send("GET", "/mock/stats")
         await other.read()
-    client.close()
     other.close()
+
+
+@pytest.mark.parametrize(("completion", "stops", "least", "most"), [(100_000, True, 1, 50_000), (200, False, 200, 200)])
+async def test_unary_client_leaves(client: Client, mock: Mock, completion: int, stops: bool, least: int, most: int) -> None:
+    """A unary call left early is billed for the time that it ran, or to its end where the provider goes on."""
+    client.send("POST", PATH, chat(mock={"completion": completion, "tpot": 1, "stops_on_close": stops}))
+    await in_flight(mock, 1)
+    client.close()
     await mock.idle()
     assert least <= totals(mock).completion_tokens <= most and totals(mock).disconnects == 1
+
+
+async def test_unary_client_leaves_before_the_first_token(client: Client, mock: Mock) -> None:
+    """A call left before its first token is billed its prompt alone."""
+    client.send("POST", PATH, chat(mock={"ttft": "60s", "prompt": 9}))
+    await in_flight(mock, 1)
+    client.close()
+    await mock.idle()
+    assert (totals(mock).prompt_tokens, totals(mock).completion_tokens) == (9, 0)
 
 
 async def test_pace(mock: Mock) -> None:
@@ -654,11 +668,15 @@ async def test_overrides_of_one_request(client: Client, mock: Mock) -> None:
 async def test_concurrency_is_counted(mock: Mock) -> None:
     """The largest number of calls at one time is kept, per caller and in total."""
     clients = [await Client.connect(mock) for _ in range(6)]
-    await asyncio.gather(*(ask(client, user=f"u{number % 2}", mock={"ttft": 30}) for number, client in enumerate(clients)))
-    stats = mock.stats()
-    assert stats.total.in_flight_max == 6 and [tally.in_flight_max for tally in stats.callers.values()] == [3, 3]
+    for number, client in enumerate(clients):
+        client.send("POST", PATH, chat(user=f"u{number % 2}", mock={"ttft": "60s"}))
+    await in_flight(mock, 6)
     for client in clients:
         client.close()
+    await mock.idle()
+    stats = mock.stats()
+    assert stats.total.in_flight_max == 6 and [tally.in_flight_max for tally in stats.callers.values()] == [3, 3]
+    assert stats.total.in_flight == 0 and stats.total.disconnects == 6
 
 
 async def test_last_calls_are_kept(client: Client) -> None:

@@ -4,8 +4,6 @@ must come to what the mock produced. A test checks that.
 
 import math
 
-from sluicegate.core.meter import count
-
 # Frequent English words, each with the space before it.
 _TEXT = """the of and to in is you that it he was for on are as with his they at be this have from or one had by word but not what all were we when
 your can said there use an each which she do how their if will up other about out many then them these so some her would make like him into time has
@@ -25,5 +23,10 @@ def words(start: int, tokens: int, word: str, dense: bool) -> str:
 
 def prompt_tokens(texts: list[str], tokenizer: str) -> int:
     """Tokens of a prompt of these messages: its text, 4 for each message and 3 that prime the answer."""
-    content = sum(count(text, tokenizer) for text in texts) if tokenizer else math.ceil(sum(map(len, texts)) / 4)
+    if tokenizer:
+        from sluicegate.core.meter import count  # noqa: PLC0415  (vocabularies take half a second to import, and few calls ask for one)
+
+        content = sum(count(text, tokenizer) for text in texts)
+    else:
+        content = math.ceil(sum(map(len, texts)) / 4)
     return content + 4 * len(texts) + 3

@@ -123,7 +123,8 @@ _decode = msgspec.json.Decoder(Counts).decode
 class Metrics:
     """The integers of this worker.
 
-    `in_flight`, `held_output_tokens` and `ledger_up` are set by whoever knows; `journal` is asked at the scrape for (backlog, dropped).
+    `in_flight`, `held_output_tokens` and `ledger_up` are set by whoever knows: as they change, or in `refresh`, which is called before they are read,
+    also when a sibling asks. `journal` is asked then for (backlog, dropped).
     """
 
     def __init__(self, models: Callable[[str], bool], *, series_max: int = SERIES_MAX) -> None:
@@ -141,6 +142,7 @@ class Metrics:
         self.held_output_tokens = 0
         self.ledger_up = True
         self.journal: Callable[[], tuple[int, int]] = lambda: (0, 0)
+        self.refresh: Callable[[], object] = lambda: None
 
     def observe(self, record: Record) -> None:
         """Counts one finished request."""
@@ -178,6 +180,7 @@ class Metrics:
 
     def counts(self) -> Counts:
         """The integers as they are now."""
+        self.refresh()
         backlog, dropped = self.journal()
         return Counts(
             {f"{model}\n{deployment}\n{status}": row for (model, deployment, status), row in self._rows.items()},

@@ -3,7 +3,8 @@
 import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator, Callable
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -119,6 +120,15 @@ def test_gauges(metrics: Metrics) -> None:
     assert found["sluicegate_ledger_up",] == 0 and found["sluicegate_workers",] == 1
 
 
+async def test_gauges_of_siblings_are_fresh(siblings: Callable[..., "asyncio.Future[Siblings]"]) -> None:
+    """What is worked out at the scrape is worked out on every worker, not only on the one that is scraped."""
+    first, second = Metrics(MODELS.__contains__), Metrics(MODELS.__contains__)
+    worker = await siblings(first)
+    await siblings(second)
+    second.refresh = lambda: setattr(second, "in_flight", second.in_flight + 5)
+    assert [samples(await worker.scrape())["sluicegate_in_flight",] for _ in range(2)] == [5, 10]
+
+
 def test_names_from_clients_are_one_series(metrics: Metrics) -> None:
     """A thousand made-up models are one series, whatever they contain."""
     for number in range(1_000):
@@ -155,13 +165,20 @@ def test_tables_are_bounded() -> None:
 
 
 @pytest.fixture
-async def siblings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[..., "asyncio.Future[Siblings]"]]:
+def directory() -> Iterator[Path]:
+    """A directory with a path short enough for sockets, wherever pytest keeps its own."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        yield Path(name)
+
+
+@pytest.fixture
+async def siblings(directory: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[..., "asyncio.Future[Siblings]"]]:
     """Starts workers in one process, each with a pid of its own."""
     started: list[Siblings] = []
 
     async def start(metrics: Metrics) -> Siblings:
         monkeypatch.setattr(module.os, "getpid", lambda: 1_000 + len(started))
-        worker = Siblings(tmp_path / "s", metrics)
+        worker = Siblings(directory, metrics)
         await worker.start()
         started.append(worker)
         return worker
@@ -201,10 +218,10 @@ async def test_one_worker_without_its_ledger_shows(siblings: Callable[..., "asyn
     assert samples(await worker.scrape())["sluicegate_ledger_up",] == 0
 
 
-async def test_dead_sockets_are_removed(siblings: Callable[..., "asyncio.Future[Siblings]"], tmp_path: Path) -> None:
+async def test_dead_sockets_are_removed(siblings: Callable[..., "asyncio.Future[Siblings]"], directory: Path) -> None:
     """The socket of a worker that died is ignored and removed."""
     worker = await siblings(Metrics(MODELS.__contains__))
-    dead = tmp_path / "s" / "worker-1.sock"
+    dead = directory / "worker-1.sock"
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(dead))
     assert samples(await worker.scrape())["sluicegate_workers",] == 1
@@ -212,12 +229,12 @@ async def test_dead_sockets_are_removed(siblings: Callable[..., "asyncio.Future[
 
 
 async def test_silent_siblings_do_not_hold_up_a_scrape(
-    siblings: Callable[..., "asyncio.Future[Siblings]"], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    siblings: Callable[..., "asyncio.Future[Siblings]"], directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A sibling that accepts and says nothing is left out after the bound, and its socket stays: it may only be slow."""
     monkeypatch.setattr(module, "ASK_S", 0.02)
     worker = await siblings(Metrics(MODELS.__contains__))
-    silent = tmp_path / "s" / "worker-1.sock"
+    silent = directory / "worker-1.sock"
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(silent))
         listener.listen()
@@ -225,7 +242,7 @@ async def test_silent_siblings_do_not_hold_up_a_scrape(
         assert silent.exists()
 
 
-async def test_sibling_that_answers_nonsense(siblings: Callable[..., "asyncio.Future[Siblings]"], tmp_path: Path) -> None:
+async def test_sibling_that_answers_nonsense(siblings: Callable[..., "asyncio.Future[Siblings]"], directory: Path) -> None:
     """An answer that cannot be read, of another release perhaps, is left out."""
     worker = await siblings(Metrics(MODELS.__contains__))
 
@@ -233,24 +250,24 @@ async def test_sibling_that_answers_nonsense(siblings: Callable[..., "asyncio.Fu
         writer.write(b"nonsense")
         writer.close()
 
-    server = await asyncio.start_unix_server(answer, tmp_path / "s" / "worker-1.sock")
+    server = await asyncio.start_unix_server(answer, directory / "worker-1.sock")
     assert samples(await worker.scrape())["sluicegate_workers",] == 1
     server.close()
 
 
-async def test_stopped_worker_leaves_no_socket(tmp_path: Path) -> None:
+async def test_stopped_worker_leaves_no_socket(directory: Path) -> None:
     """A worker that stops takes its socket with it."""
-    worker = Siblings(tmp_path, Metrics(MODELS.__contains__))
+    worker = Siblings(directory, Metrics(MODELS.__contains__))
     await worker.start()
-    assert len(os.listdir(tmp_path)) == 1
+    assert len(os.listdir(directory)) == 1
     await worker.stop()
-    assert os.listdir(tmp_path) == []
+    assert os.listdir(directory) == []
 
 
-async def test_path_too_long_for_a_socket(tmp_path: Path) -> None:
+async def test_path_too_long_for_a_socket(directory: Path) -> None:
     """A directory whose sockets could not be named is an error at the start that says so."""
     with pytest.raises(OSError, match="too long"):
-        await Siblings(tmp_path / ("x" * 120), Metrics(MODELS.__contains__)).start()
+        await Siblings(directory / ("x" * 120), Metrics(MODELS.__contains__)).start()
 
 
 def test_histograms_of_other_bounds_are_left_out() -> None:
