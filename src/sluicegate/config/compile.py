@@ -148,12 +148,12 @@ class _Compiler:
                 headers[name.lower().encode()] = value.encode("latin-1")
         if written.api_key is not None and written.api_key_of_env is not None:
             self.problem((*path, "api_key"), "and api_key_env are two credentials; give one")
-        secret = written.api_key or written.api_key_of_env
+        secret = written.api_key if written.api_key is not None else written.api_key_of_env
         if secret is not None:
             text = secret.get_secret_value()
             if not text.isascii() or not _HEADER_VALUE.fullmatch(text):
                 self.problem(
-                    (*path, "api_key" if written.api_key else "api_key_env"),
+                    (*path, "api_key" if written.api_key is not None else "api_key_env"),
                     "is not usable as a credential: it must be visible ASCII without line breaks",
                 )
             elif row.auth_header.encode() in headers:

@@ -104,7 +104,7 @@ class _Tree:
         except YAMLError as error:
             mark = getattr(error, "problem_mark", None)
             message = getattr(error, "problem", None) or "is not readable"
-            if mark and "${" in text.splitlines()[mark.line]:
+            if mark and "${" in "".join(text.splitlines()[mark.line : mark.line + 1]):
                 message += '; inside { } and [ ] a variable needs quotes: "${NAME}"'
             raise ConfigError(file, [Problem((), f"YAML: {message}", mark.line + 1 if mark else 0)]) from None
         self.value: object = self._read(root, ()) if root is not None else {}

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, PrivateAttr, SecretStr, ValidationInfo
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, PrivateAttr, SecretStr, ValidationInfo
 
 from sluicegate.core.limits import Limit, parse
 
@@ -108,6 +108,13 @@ def _secret_from_environ(value: object, info: ValidationInfo) -> SecretStr | Non
     if not secret:
         raise ValueError(f"the environment variable {value} is not set")
     return SecretStr(secret)
+
+
+def _sendable(value: SecretStr) -> SecretStr:
+    secret = value.get_secret_value()
+    if not secret or not secret.isascii() or not secret.isprintable() or " " in secret:
+        raise ValueError("must be visible ASCII without spaces, as clients send it in a header")
+    return value
 
 
 Duration = Annotated[int, PlainValidator(_duration_ms)]
@@ -257,7 +264,7 @@ class Key(Section):
     """One of a tenant's `keys:`. A plain secret is hashed at once and forgotten."""
 
     name: str
-    key: SecretStr | None = None
+    key: Annotated[SecretStr, AfterValidator(_sendable)] | None = None
     sha256: str | None = Field(default=None, pattern=r"^[0-9a-fA-F]{64}$")
     limits: Limits = []
     models: list[str] | None = None

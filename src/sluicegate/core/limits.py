@@ -155,6 +155,7 @@ _EXACT = Context(prec=100, traps=[InvalidOperation, Overflow, Inexact])
 
 def _amount(written: object, unit: Unit, path: str) -> int:
     """Exact, through Decimal: a float is read as it prints, dollars become nano-USD."""
+    shown = repr(written) if isinstance(written, str) else str(written)
     number, factor = str(written).strip(), 1
     if isinstance(written, str):
         if number.startswith("$") and unit is Unit.USD:
@@ -167,17 +168,17 @@ def _amount(written: object, unit: Unit, path: str) -> int:
         exact = _EXACT.multiply(Decimal(number), Decimal(factor * (NANO if unit is Unit.USD else 1)))
     except ArithmeticError:
         raise LimitError(
-            path, f"{written!r} is no amount; write a number such as 20000, 20k or 1.5M{', $0.50' if unit is Unit.USD else ''}"
+            path, f"{shown} is no amount; write a number such as 20000, 20k or 1.5M{', $0.50' if unit is Unit.USD else ''}"
         ) from None
     if not exact.is_finite():
-        raise LimitError(path, f"{written!r} is not a finite number; leave the limit out where there is none")
+        raise LimitError(path, f"{shown} is not a finite number; leave the limit out where there is none")
     if exact < 0:
-        raise LimitError(path, f"{written!r} is negative; 0 allows nothing, and a limit that is left out allows all")
+        raise LimitError(path, f"{shown} is negative; 0 allows nothing, and a limit that is left out allows all")
     if exact > AMOUNT_MAX:
         most = f"${AMOUNT_MAX // NANO:,}" if unit is Unit.USD else f"{AMOUNT_MAX:,}"
-        raise LimitError(path, f"{written!r} is over the largest amount, {most}")
+        raise LimitError(path, f"{shown} is over the largest amount, {most}")
     if exact != exact.to_integral_value():
-        raise LimitError(path, f"{written!r} is finer than {'a nano-dollar ($0.000000001)' if unit is Unit.USD else 'one'}")
+        raise LimitError(path, f"{shown} is finer than {'a nano-dollar ($0.000000001)' if unit is Unit.USD else 'one'}")
     return int(exact)
 
 

@@ -1,0 +1,227 @@
+"""What `sluicegate check FILE` prints: what a configuration means, in tables, and what about it deserves a warning.
+
+Returns renderables and lines; prints nothing. Secrets are never part of it.
+"""
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from zoneinfo import ZoneInfo
+
+from rich.console import RenderableType
+from rich.markup import escape
+from rich.table import Table
+
+from sluicegate.config import schema
+from sluicegate.config.load import Loaded
+from sluicegate.core.counters import name, scope_name
+from sluicegate.core.limits import Unit, show_amount, show_period, show_window
+from sluicegate.core.tenants import Counter, Deployment, Key, Policy, Scope
+from sluicegate.core.windows import Bucket, Calendar, Fixed, Lifetime, Open, Sliding, span
+
+_MONTH_MS = 28 * 86_400_000  # the shortest
+_LENGTHS_MS = {"hour": 3_600_000, "day": 86_400_000, "week": 604_800_000, "month": _MONTH_MS}
+
+
+def report(loaded: Loaded, now_ms: int) -> list[RenderableType]:
+    """Tables of tenants and keys, limits, models and deployments, then the warnings, one line each."""
+    policy = loaded.policy
+    tables: list[RenderableType] = [_keys(policy), _limits(policy, now_ms), _models(policy), _deployments(policy)]
+    return tables + [f"[yellow]warning[/] {escape(line)}" for line in warnings(loaded)]
+
+
+def warnings(loaded: Loaded) -> list[str]:
+    """What is allowed but hardly meant. Also logged when the gateway starts."""
+    return [*_plain_keys(loaded.config), *_closed_metrics(loaded.config), *_unpriced(loaded.policy), *_oversold(loaded.policy)]
+
+
+# -- tables -------------------------------------------------------------------------------------------------------------------------------
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", header_style="dim")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
+
+
+def _keys(policy: Policy) -> Table:
+    table = _table("Tenants and keys", "tenant", "key", "models", "limits that bind it")
+    for key in policy.keys.values():
+        tenant = " > ".join(scope.name for scope in key.path[:-1] if scope.kind != "global")
+        models = "all" if key.models is None else ", ".join(sorted(key.models)) or "none"
+        limits = "\n".join(name(counter) for counter in key.counters) or "none: nothing is held or refused"
+        table.add_row(escape(tenant), escape(key.name), escape(models), escape(limits))
+    return table
+
+
+def _limits(policy: Policy, now_ms: int) -> Table:
+    table = _table("Limits", "of", "limit", "models", "window", "resets next")
+    for counter in _counters(policy):
+        for limit in counter.limits:
+            models = "all" if counter.models is None else ", ".join(sorted(counter.models))
+            row = (scope_name(counter.scope), limit.text, models, _window(counter), _next_reset(counter, now_ms))
+            table.add_row(*(escape(cell) for cell in row))
+    return table
+
+
+def _models(policy: Policy) -> Table:
+    table = _table("Models", "model", "deployments, in order", "output cap when the client sends none")
+    for model in policy.models.values():
+        table.add_row(escape(model.name), escape("\n".join(one.id for one in model.deployments)), f"{model.max_output} tokens")
+    return table
+
+
+def _deployments(policy: Policy) -> Table:
+    table = _table("Deployments", "deployment", "at", "USD per 1M tokens", "output is", "input is counted by", "own limits")
+    for one in _all_deployments(policy):
+        price = f"{_usd(one.price.input)} in, {_usd(one.price.output)} out" if one.price else "unknown"
+        held = "extended while it streams" if one.extend else f"capped by {one.cap_field}"
+        limits = "\n".join(limit.text for counter in one.counters for limit in counter.limits) or "none"
+        row = (one.id, one.provider.base_url, price, held, one.tokenizer or "characters, learning", limits)
+        table.add_row(*(escape(cell) for cell in row))
+    return table
+
+
+def _usd(pico_usd: int) -> str:
+    return f"{pico_usd / 1_000_000:.6f}".rstrip("0").rstrip(".")
+
+
+def _window(counter: Counter) -> str:
+    match counter.window:
+        case Bucket(period_ms=period_ms):
+            more = f", holds {show_amount(counter.unit, counter.ceiling)}" if counter.ceiling != counter.amount else ""
+            return f"refills over {show_period(period_ms)}{more}"
+        case Sliding(period_ms=period_ms):
+            return f"sliding over {show_period(period_ms)}"
+        case Fixed(period_ms=period_ms):
+            return f"fixed, every {show_period(period_ms)}"
+        case Calendar():
+            return f"calendar {show_window(counter.window)}"
+        case Lifetime():
+            return "lifetime"
+        case Open():
+            return "in flight"
+
+
+def _next_reset(counter: Counter, now_ms: int) -> str:
+    window = counter.window
+    if isinstance(window, Calendar | Fixed):
+        zone = ZoneInfo(window.tz if isinstance(window, Calendar) else "UTC")
+        return f"{datetime.fromtimestamp(span(window, now_ms).end_ms // 1000, zone):%Y-%m-%d %H:%M:%S %Z}"
+    if isinstance(window, Lifetime):
+        return "never"
+    return "when a request ends" if isinstance(window, Open) else "continuously"
+
+
+# -- what there is ------------------------------------------------------------------------------------------------------------------------
+
+
+def _counters(policy: Policy) -> list[Counter]:
+    """Each counter of tenants and keys once, from the top down."""
+    return list({counter.key_prefix: counter for key in policy.keys.values() for counter in key.counters}.values())
+
+
+def _all_deployments(policy: Policy) -> list[Deployment]:
+    """Each deployment once for each way in which a route uses it."""
+    return list(dict.fromkeys(one for model in policy.models.values() for one in model.deployments))
+
+
+def _reaching(policy: Policy, deployment_id: str) -> tuple[frozenset[str], list[Key]]:
+    """The models whose routes have a deployment, and the keys that may use one of them."""
+    models = frozenset(model.name for model in policy.models.values() if any(one.id == deployment_id for one in model.deployments))
+    return models, [key for key in policy.keys.values() if key.models is None or key.models & models]
+
+
+# -- warnings -----------------------------------------------------------------------------------------------------------------------------
+
+
+def _plain_keys(config: schema.Config) -> Iterator[str]:
+    def below(tenant: schema.Tenant, path: schema.Path) -> Iterator[str]:
+        for i, key in enumerate(tenant.keys):
+            if key.is_plain:
+                where = schema.show_path((*path, "keys", i))
+                yield f"{where}: the key itself is in the file; better give its hash as sha256 (printf %s KEY | sha256sum)"
+        for child, one in tenant.children.items():
+            yield from below(one, (*path, "children", child))
+
+    for organization, tenant in config.tenants.organizations.items():
+        yield from below(tenant, ("tenants", organization))
+
+
+def _closed_metrics(config: schema.Config) -> Iterator[str]:
+    if not config.server.on_loopback and config.admin.metrics_key is None:
+        yield "server.listen: others than this machine can connect, so /metrics answers nobody; give admin.metrics_key_env to open it"
+
+
+def _unpriced(policy: Policy) -> Iterator[str]:
+    """A model without a price under a dollar limit."""
+    for deployment_id in dict.fromkeys(one.id for one in _all_deployments(policy) if one.price is None):
+        _, keys = _reaching(policy, deployment_id)
+        bound = [key.id for key in keys if any(counter.unit is Unit.USD for counter in key.counters)]
+        if bound:
+            then = "are refused" if policy.unpriced == "refuse" else "count as free"
+            yield f"{deployment_id} has no price, but {_some(bound)} {_have(bound)} a dollar limit: their requests there {then} (prices.unpriced)"
+
+
+def _oversold(policy: Policy) -> Iterator[str]:
+    """A deployment whose own limits are less than what the keys that can reach it may ask of it together."""
+    for deployment in {one.id: one for one in _all_deployments(policy)}.values():
+        models, keys = _reaching(policy, deployment.id)
+        for counter in deployment.counters:
+            unit = counter.unit.replace("_", " ")
+            most = _together(keys, 0, counter, models)
+            if most is None:
+                unbound = [key.id for key in keys if all(_let_through(key, scope, counter, models) is None for scope in key.path)]
+                yield f"{deployment.id} has {counter.limits[0].text}, but {_some(unbound)} {_have(unbound)} no limit on {unit}"
+            elif most > counter.amount:
+                per = "" if isinstance(counter.window, Open) else f"/{show_window(counter.window)}"
+                asked = show_amount(counter.unit, most) + ("" if counter.unit is Unit.USD else f" {unit}") + per
+                yield f"{deployment.id} has {counter.limits[0].text}, but the keys that can reach it may ask for {asked} together"
+
+
+def _together(keys: Sequence[Key], depth: int, counter: Counter, models: frozenset[str]) -> int | None:
+    """The most that keys may take within one window of `counter`, each scope being bound by its own limits too. None: any amount."""
+    scopes: dict[Scope, list[Key]] = {}
+    for key in keys:
+        scopes.setdefault(key.path[depth], []).append(key)
+    total = 0
+    for scope, below in scopes.items():
+        own = _let_through(below[0], scope, counter, models)
+        inner = None if scope.kind == "key" else _together(below, depth + 1, counter, models)
+        if own is None and inner is None:
+            return None
+        total += min(one for one in (own, inner) if one is not None)
+    return total
+
+
+def _let_through(key: Key, scope: Scope, counter: Counter, models: frozenset[str]) -> int | None:
+    """What the limits of one scope on a key's path let through within one window of `counter`. None: any amount."""
+    length_ms = _length_ms(counter)
+    same = (one for one in key.counters if one.scope == scope and one.unit is counter.unit and (one.models is None or models <= one.models))
+    return min((_within(one, length_ms) for one in same), default=None)
+
+
+def _within(counter: Counter, length_ms: int | None) -> int:
+    """The most that one counter lets through within a length of time, a bucket's burst left aside. A longer window may be used up at once."""
+    own_ms = _length_ms(counter)
+    if length_ms is not None and own_ms is not None and (own_ms < length_ms or isinstance(counter.window, Bucket)):
+        return counter.amount * length_ms // own_ms
+    return counter.amount
+
+
+def _length_ms(counter: Counter) -> int | None:
+    """None: has no length (a lifetime, what is in flight)."""
+    match counter.window:
+        case Bucket(period_ms=period_ms) | Sliding(period_ms=period_ms) | Fixed(period_ms=period_ms):
+            return period_ms
+        case Calendar(every=every):
+            return _LENGTHS_MS[every]
+    return None
+
+
+def _some(ids: Sequence[str]) -> str:
+    return ", ".join(ids[:3]) + (f" and {len(ids) - 3} more" if len(ids) > 3 else "")
+
+
+def _have(ids: Sequence[str]) -> str:
+    return "has" if len(ids) == 1 else "have"

@@ -1,0 +1,146 @@
+"""What `sluicegate check` shows, and what it warns about."""
+
+import io
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from sluicegate.config import EXAMPLE, Loaded, load, load_text
+from sluicegate.config.check import report, warnings
+
+NOW_MS = round(datetime(2026, 11, 30, 14, 59, 50, tzinfo=UTC).timestamp() * 1000)
+HASH = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
+
+
+def loaded(limits: str, tenants: str, price: str = "{input: 1, output: 2}", more: str = "") -> Loaded:
+    """A deployment up/small with limits of its own, under models `chat` and `other`; tenants as YAML in flow style."""
+    deployment = f"{{provider: up, model: small, price: {price}, limits: {limits}}}"
+    models = f"{{chat: {{deployments: [{deployment}]}}, other: {{deployments: [{{provider: up, model: small, price: {price}}}]}}}}"
+    return load_text(f"providers: {{up: {{provider: mock}}}}\nmodels: {models}\ntenants: {tenants}\n{more}", {})
+
+
+def key(name: str, limits: str = "[]", models: str = "null") -> str:
+    """A hashed key; its hash is made from its name."""
+    return f"{{name: {name}, sha256: '{name.encode().hex():0<64}', limits: {limits}, models: {models}}}"
+
+
+def shown(one: Loaded) -> str:
+    console = Console(width=200, file=io.StringIO())
+    with console.capture() as captured:
+        for renderable in report(one, NOW_MS):
+            console.print(renderable)
+    return captured.get()
+
+
+# -- tables -------------------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_example_shown() -> None:
+    """Tenants, limits with window and next reset, models and deployments of the built-in example."""
+    text = shown(load(EXAMPLE, {}))
+    for row in [
+        ("tight", "key tight tokens/minute"),
+        ("key tight", "300 tokens/minute", "refills over 1m", "continuously"),
+        ("organization batch", "$10/month", "calendar month", "2026-12-01 00:00:00 UTC"),
+        ("key batch", "32 concurrent", "in flight", "when a request ends"),
+        ("chat-live", "mock/mock-live", "1024 tokens"),
+        ("mock/mock-small", "0.15 in, 0.6 out", "capped by max_tokens"),
+        ("mock/mock-live", "extended while it streams"),
+    ]:
+        assert any(all(cell in line for cell in row) for line in text.splitlines()), row
+
+
+def test_next_reset_is_told_in_the_zone_of_the_window() -> None:
+    """A day in Tokyo ends at midnight there."""
+    limit = "{amount: 5, unit: usd, per: day, tz: Asia/Tokyo, models: [chat]}"
+    text = shown(loaded("[]", f"{{acme: {{keys: [{key('a', f'[{limit}, $9/lifetime, 5 tokens/30s]')}]}}}}"))
+    assert "2026-12-01 00:00:00 JST" in text
+    assert "calendar day (Asia/Tokyo)" in text
+    assert "[chat]" in text
+    assert "never" in text
+    assert "2026-11-30 15:00:00 UTC" in text
+
+
+def test_nothing_shown_is_a_secret() -> None:
+    """Neither clients' keys nor credentials of providers."""
+    text = (
+        "providers: {up: {provider: mock, api_key: sk-up-secret, headers: {x: h-secret}}}\nmodels: {m: {deployments: [{provider: up, model: x}]}}\n"
+    )
+    one = load_text(text + "tenants: {a: {keys: [{name: k, key: sk-client-secret}]}}", {})
+    assert "secret" not in shown(one) + "".join(warnings(one))
+
+
+# -- warnings -----------------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_design_example_has_no_surprise() -> None:
+    """Hashed keys, prices and sufficient limits give no warning."""
+    assert warnings(loaded("[100 tokens/minute]", f"{{acme: {{limits: [$5/day], keys: [{key('a', '[100 tokens/minute]')}]}}}}")) == []
+
+
+def test_a_plain_key_is_warned_about() -> None:
+    """With its path, wherever it is in the tree."""
+    one = loaded("[]", "{acme: {children: {t: {keys: [{name: k, key: sk-1}]}}}}")
+    assert warnings(one) == [
+        "tenants.acme.children.t.keys[0]: the key itself is in the file; better give its hash as sha256 (printf %s KEY | sha256sum)"
+    ]
+
+
+def test_closed_metrics_are_warned_about() -> None:
+    """Off loopback, nobody can read metrics without a credential for them."""
+    [line] = warnings(loaded("[]", f"{{acme: {{keys: [{key('a')}]}}}}", more='server: {listen: "0.0.0.0:80"}'))
+    assert line.startswith("server.listen: ")
+
+
+@pytest.mark.parametrize(("unpriced", "then"), [("refuse", "are refused"), ("free", "count as free")])
+def test_a_model_without_a_price_under_a_dollar_limit(unpriced: str, then: str) -> None:
+    """Once per deployment, naming who is concerned; keys without dollar limits are not."""
+    tenants = f"{{acme: {{keys: [{key('a', '[$5/day]')}, {key('b')}]}}}}"
+    [line] = warnings(loaded("[]", tenants, "null", f"prices: {{unpriced: {unpriced}}}"))
+    assert line == f"up/small has no price, but acme/@a has a dollar limit: their requests there {then} (prices.unpriced)"
+
+
+def tree(*, top: str = "[]", team: str = "[]", **keys: tuple[str, str]) -> str:
+    """acme > t > keys, each with limits and models, and limits above them."""
+    return f"{{acme: {{limits: {top}, children: {{t: {{limits: {team}, keys: [{', '.join(key(name, *one) for name, one in keys.items())}]}}}}}}}}"
+
+
+ALL = "null"
+
+
+@pytest.mark.parametrize(
+    ("own", "tenants", "asked"),
+    [
+        ("[100 tokens/minute]", tree(a=("[60 tokens/minute]", ALL), b=("[60 tokens/minute]", ALL)), "120 tokens/minute"),
+        ("[100 tokens/minute]", tree(team="[100 tokens/minute]", a=("[60 tokens/minute]", ALL), b=("[60 tokens/minute]", ALL)), None),
+        ("[100 tokens/minute]", tree(top="[100 tokens/minute]", a=("[60 tokens/minute]", ALL), b=("[]", ALL)), None),
+        ("[100 tokens/minute]", tree(a=("[60 tokens/minute]", ALL), b=("[60 tokens/minute]", "[]")), None),
+        ("[100 tokens/minute]", tree(a=("[3 tokens/second]", ALL)), "180 tokens/minute"),
+        ("[100 tokens/minute]", tree(a=("[120 tokens/day]", ALL)), "120 tokens/minute"),
+        ("[100 tokens/minute]", tree(a=("[{amount: 6000, unit: tokens, per: hour, window: bucket}]", ALL)), None),
+        ("[100 tokens/day]", tree(a=("[5 tokens/hour]", ALL)), "120 tokens/day"),
+        ("[$1/day]", tree(a=("[$2/lifetime]", ALL)), "$2/day"),
+        ("[10 concurrent]", tree(a=("[6 concurrent]", ALL), b=("[6 concurrent]", ALL)), "12 concurrent"),
+        ("[10 requests/s]", tree(a=("[600 requests/minute]", ALL)), None),
+    ],
+)
+def test_rates_that_add_up_to_more_than_a_deployment_has(own: str, tenants: str, asked: str | None) -> None:
+    """Summed over the keys that can reach it, each bound by the scopes above it; a longer window may be used up at once."""
+    found = [line for line in warnings(loaded(own, tenants)) if "may ask for" in line]
+    assert [line.split("may ask for ")[1] for line in found] == ([f"{asked} together"] if asked else [])
+
+
+def test_keys_without_a_limit_that_a_deployment_has() -> None:
+    """They may ask for any amount; a limit on one of several models that lead there does not bind."""
+    on_chat = "[{amount: 5, unit: tokens, per: minute, models: [chat]}]"
+    found = warnings(loaded("[100 tokens/minute]", tree(a=("[60 tokens/minute]", ALL), b=("[]", ALL), c=(on_chat, ALL), d=(on_chat, "[chat]"))))
+    assert found == ["up/small has 100 tokens/minute, but acme/t/@b, acme/t/@c, acme/t/@d have no limit on tokens"]
+
+
+def test_the_example_warns_of_nothing_but_its_plain_keys() -> None:
+    """It is to be copied."""
+    lines: list[Any] = warnings(load(EXAMPLE, {}))
+    assert len(lines) == 3
+    assert all("the key itself is in the file" in line for line in lines)
