@@ -48,7 +48,7 @@ def read_answer(body: bytes) -> Answer:
     """A unary answer, or the body of an error status. Never raises."""
     parsed, loose = parse(body)
     if parsed is None:
-        failure = failure_in(loose)
+        failure = failure_in(loose) if isinstance(loose, list) else None
         return Answer([], [], None, failure, failure is not None)
     deltas, finishes, failure = read_choices(parsed.choices or [])
     failure = failure or failure_in(parsed.error)
@@ -76,12 +76,13 @@ class StreamReader:
         return events
 
     def end(self) -> list[Event]:
-        """What is left at the end of the answer. A last event without its blank line gets one if it can be read."""
+        """What is left at the end of the answer. A last event without its blank line gets one."""
         events = []
         for raw in self._reader.end():
             event = self._event(raw)
             if event is not None:
-                event.raw = raw.raw if event.kind in ("bad", "comment") else raw.raw.rstrip(b"\r\n") + b"\n\n"
+                if not raw.raw.endswith((b"\r\r", b"\n\r")):
+                    event.raw = raw.raw.rstrip(b"\r\n") + b"\n\n"
                 events.append(event)
         return events
 
@@ -117,7 +118,7 @@ class StreamReader:
         if loose is None and body is None:
             return None if raw.data.strip() == b"null" else Event(raw.raw, "bad")
         if body is None:
-            failure = failure_in(loose)
+            failure = failure_in(loose) if isinstance(loose, list) else None
             return Event(raw.raw, "bad" if failure is None else "error", failure=failure)
         event = _chunk(raw.raw, body)
         if event.failure is None and (raw.event == "error" or (isinstance(loose, dict) and loose.get("object") == "error")):
@@ -151,7 +152,7 @@ def _field_error(raw: RawEvent) -> Event:
 
 
 def write_event(event: Event, hide_usage: bool) -> bytes:
-    """The event for the client: as it came, but for usage that nobody asked for; b"" drops it.
+    """The event for the client: as it came, but for usage that nobody asked for; b"" drops it, as it drops what cannot be read.
 
     A comment goes out in one line and without a blank one: after an event with an id, a blank line makes some clients see an empty event.
     """
@@ -159,9 +160,9 @@ def write_event(event: Event, hide_usage: bool) -> bytes:
     if event.kind == "comment":
         line = raw.strip(b"\r\n")
         return line + b"\n" if line else b""
-    if not hide_usage:
+    if not hide_usage and event.kind != "bad":
         return raw
-    if event.usage_only:
+    if event.usage_only or event.kind == "bad":
         return b""
     if event.usage is not None:
         return _without_usage(raw)
@@ -203,7 +204,7 @@ def _chunk_of(head: Head) -> dict[str, Any]:
     return {"id": head.id, "object": "chat.completion.chunk", "created": head.created, "model": head.model}
 
 
-def write_error(  # noqa: PLR0917 - one order of arguments for all dialects
+def write_error(
     status: int, message: str, type: str = "", param: str | None = None, code: str | None = None, extra: dict[str, Any] | None = None
 ) -> bytes:
     """The body of an error. Without a type it is named after the status; `extra` goes inside `error`."""

@@ -1,8 +1,11 @@
 """Server-sent events, incrementally: bytes in, whole events out, each with exactly the bytes that it came in.
 
-The joined `raw` of all events, `end()` included, is what was fed: nothing is lost, invented or moved, however reads were cut. Lines end with
-CR, LF or CRLF, mixed as they like, and with nothing else: text is never split as text (U+2028 and the like are content). Several `data`
-lines are joined with a newline, a BOM at the start is skipped, unknown fields are ignored. See the HTML standard, "Server-sent events".
+The joined `raw` of all events, `end()` included, is what was fed, and the events are the same however reads were cut. Lines end with CR, LF or
+CRLF, mixed as they like, and with nothing else: text is never split as text (U+2028 and the like are content). Several `data` lines are joined
+with a newline, a BOM at the start is skipped, unknown fields are ignored. See the HTML standard, "Server-sent events".
+
+A CR at the end of a read may be half of a CRLF, so it is looked at when the next byte has come. Only streams whose lines end with a lone CR
+could see an event earlier, and there are none.
 
 Time is linear in what is fed, also for one line of many megabytes fed byte by byte. An event above EVENT_MAX is one event of kind "bad", after which
 the reader is deaf: what follows cannot be framed.
@@ -15,13 +18,13 @@ import msgspec
 
 EVENT_MAX = 16 * 1024 * 1024
 _BOM = b"\xef\xbb\xbf"
-# A line end and an empty line. The look-ahead keeps a CRLF from being taken for two ends.
-_BLANK = re.compile(rb"(?:\r\n|\n|\r(?!\n))(?:\r\n|\n|\r)")
+# A line end and an empty line. The look-aheads keep a CRLF from being taken for two ends.
+_BLANK = re.compile(rb"(?:\r\n|\n|\r(?!\n))(?:\r\n|\n|\r(?=[^\n]))")
 _LINE = re.compile(rb"\r\n?|\n")
 
 
 class RawEvent(msgspec.Struct, gc=False):
-    """One event. `raw`: the bytes it came in, blank line included (an LF that belongs to a CR already handed out leads the next one).
+    """One event. `raw`: the bytes it came in, blank line included.
 
     kind "comment": there is no field in it, only comments or empty lines. kind "bad": it was too long, `raw` is empty.
     """
@@ -50,8 +53,9 @@ class Reader:
         look = 0  # where the end of the first event may be: what was searched before is not searched again
         if pending:
             look = max(0, len(pending) - 3)
+            no_end = 10 not in data and 13 not in data and pending[-1] != 13
             pending += data
-            if (10 not in data and 13 not in data) or _BLANK.search(pending, look) is None:
+            if no_end or _BLANK.search(pending, look) is None:
                 return self._too_long() if len(pending) > EVENT_MAX else []
             data = bytes(pending)
             pending.clear()

@@ -1,0 +1,389 @@
+"""Answers and streams of the OpenAI chat dialect: what is read of them, whatever is in them, and what the gateway says itself."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sluicegate.core.usage import Usage
+from sluicegate.dialects.form import Delta, Event, Failure
+from sluicegate.dialects.openai_chat import Head, StreamReader, read_answer, write_error, write_event, write_stream_error, write_truncation
+from sluicegate.dialects.sse import EVENT_MAX
+
+
+def events_of(*datas: Any) -> list[Event]:
+    """The events of a stream with these JSON values as data."""
+    return StreamReader().feed(b"".join(b"data: %b\n\n" % json.dumps(data).encode() for data in datas))
+
+
+def chunk(delta: Any, **rest: Any) -> dict[str, Any]:
+    """A chunk with one choice."""
+    return {"id": "c", "choices": [{"index": 0, "delta": delta, "finish_reason": None}], **rest}
+
+
+def answer(message: Any, **rest: Any) -> bytes:
+    """A unary body with one choice."""
+    return json.dumps({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}], **rest}).encode()
+
+
+def usage_of(reported: Any) -> Usage | None:
+    return read_answer(answer({"content": "x"}, usage=reported)).usage
+
+
+# -- output -------------------------------------------------------------------------------------------------------------------------------
+
+OUTPUTS = [
+    ({"content": "abc"}, "abc", 0),
+    ({"content": None}, "", 0),
+    ({"content": "", "role": "assistant"}, "", 0),
+    ({"reasoning": "r", "reasoning_content": "r", "content": "c"}, "cr", 0),
+    ({"reasoning": "one", "reasoning_content": "two"}, "onetwo", 0),
+    ({"reasoning": "r", "reasoning_details": [{"type": "reasoning.text", "text": "r"}]}, "r", 0),
+    ({"reasoning_details": [{"type": "reasoning.text", "text": "r", "signature": "s"}]}, "r", 0),
+    ({"content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}, "ab", 0),
+    ({"content": [{"type": "thinking", "thinking": [{"type": "text", "text": "t"}]}]}, "t", 0),
+    ({"refusal": "no"}, "no", 0),
+    ({"audio": {"id": "a", "data": "QUJD", "transcript": "said"}}, "said", 0),
+    ({"function_call": {"name": "f", "arguments": "{}"}}, "f{}", 1),
+    ({"tool_calls": [{"index": 0, "id": "i", "type": "function", "function": {"name": "f", "arguments": "{"}}]}, "f{", 1),
+    ({"tool_calls": [{"index": 0, "function": {"arguments": "1}"}}]}, "1}", 0),
+    ({"tool_calls": [{"index": 0, "type": "custom", "custom": {"name": "sh", "input": "ls"}}]}, "shls", 1),
+    ({"tool_calls": [{"function": {"name": "f", "arguments": {"q": 1}}}, {"function": {"name": "g", "arguments": None}}]}, 'f{"q": 1}g', 2),
+    ({"tool_calls": {"function": {"name": "f", "arguments": "x"}}}, "fx", 1),
+    ({"tool_calls": ["odd", None, 5]}, "odd", 0),
+    ({"content": {"parts": ["a", {"text": "b"}]}}, "ab", 0),
+    ({"content": 5}, "", 0),
+]
+
+
+@pytest.mark.parametrize(("output", "text", "calls"), OUTPUTS)
+def test_output_is_counted_once_wherever_it_is(output: Any, text: str, calls: int) -> None:
+    """Text, parts, reasoning under two names, refusals, transcripts and calls are output, in a stream and in a whole answer (116, 117)."""
+    want = [Delta(0, text, calls)] if text or calls else []
+    (event,) = events_of(chunk(output))
+    assert (event.kind, event.deltas) == ("chunk", want)
+    assert read_answer(answer(output)).deltas == want
+
+
+def test_choices_and_finishes() -> None:
+    """Each choice has its own output and finish; a missing or odd index is its place."""
+    choices = [
+        {"index": 1, "delta": {"content": "b"}, "finish_reason": "stop"},
+        {"index": "x", "delta": {"content": "c"}, "finish_reason": 7},
+        {"index": 0, "delta": None, "finish_reason": "length"},
+        "odd",
+    ]
+    (event,) = events_of({"choices": choices})
+    assert event.deltas == [Delta(1, "b"), Delta(1, "c")]
+    assert event.finishes == [(1, "stop"), (0, "length")]
+
+
+def test_unknown_fields_pass() -> None:
+    """What the gateway does not know, log probabilities beside a finish included, passes as it came (case 85)."""
+    raw = b'data: {"choices":[{"index":0,"delta":{"content":"a","new":{}},"logprobs":{"content":[]},"finish_reason":"stop"}],"x":1}\n\n'
+    (event,) = StreamReader().feed(raw)
+    assert event.finishes == [(0, "stop")]
+    assert write_event(event, False) == write_event(event, True) == raw
+
+
+# -- usage --------------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("reported", "want"),
+    [
+        ({"prompt_tokens": 9, "completion_tokens": 4, "total_tokens": 13}, Usage(9, 4)),
+        ({"prompt_tokens": 9.0, "completion_tokens": 4}, Usage(9, 4)),
+        ({"prompt_tokens": 9, "completion_tokens": 4, "total_tokens": 33}, Usage(9, 24)),
+        ({"prompt_tokens": 9, "total_tokens": 13}, Usage(9, 4)),
+        ({"completion_tokens": 4, "total_tokens": 13}, Usage(9, 4)),
+        ({"prompt_tokens": 9, "completion_tokens": 4, "prompt_tokens_details": {"cached_tokens": 5, "cache_write_tokens": 2}}, Usage(9, 4, 5, 2)),
+        ({"prompt_tokens": 9, "completion_tokens": 4, "completion_tokens_details": {"reasoning_tokens": 3}}, Usage(9, 4, reasoning_tokens=3)),
+        ({"prompt_tokens": 9, "completion_tokens": 4, "prompt_cache_hit_tokens": 5}, Usage(9, 4, 5)),
+        ({"prompt_tokens": 9, "completion_tokens": 4, "prompt_tokens_details": {"cached_tokens": 50}}, Usage(9, 4, 9)),
+        ({"prompt_tokens": 9, "completion_tokens": 4, "prompt_tokens_details": None, "completion_tokens_details": 5}, Usage(9, 4)),
+        ({"prompt_tokens": None, "completion_tokens": 4}, Usage(None, 4)),
+        ({"prompt_tokens": -1, "completion_tokens": 4}, Usage(None, 4)),
+        ({"prompt_tokens": 9, "completion_tokens": 10**15}, Usage(9, None)),
+        ({"prompt_tokens": 9, "completion_tokens": 10**400}, Usage(9, None)),
+        ({"prompt_tokens": 1.5, "completion_tokens": "4"}, Usage()),
+        ({"prompt_tokens": True, "completion_tokens": []}, Usage()),
+        ({"prompt_tokens": 9, "completion_tokens": 4, "cost": 0.0000012345}, Usage(9, 4, cost_nano_usd=1235)),
+        ({"prompt_tokens": 9, "completion_tokens": 4, "cost": 0.1}, Usage(9, 4, cost_nano_usd=100_000_000)),
+        ({"prompt_tokens": 9, "completion_tokens": 4, "cost": -1}, Usage(9, 4)),
+        ({}, Usage()),
+        (None, None),
+        (5, None),
+        ([], None),
+    ],
+)
+def test_usage(reported: Any, want: Usage | None) -> None:
+    """Every vendor's fields are read; one that is no plausible count is as if not reported (case 54)."""
+    assert usage_of(reported) == want
+
+
+def test_not_a_number() -> None:
+    """NaN and infinities, which some servers write, are no counts."""
+    body = b'{"choices":[{"message":{"content":"x"}}],"usage":{"prompt_tokens":NaN,"completion_tokens":Infinity,"cost":NaN}}'
+    assert read_answer(body).usage == Usage()
+
+
+def test_usage_of_a_stream_and_of_a_whole_answer_are_equal() -> None:
+    """The same usage is read the same from both (case 62)."""
+    reported = {"prompt_tokens": 1000, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 900}}
+    (event,) = events_of({"choices": [], "usage": reported})
+    assert event.usage == usage_of(reported) == Usage(1000, 5, 900)
+
+
+@pytest.mark.parametrize("choices", [[], None])
+def test_usage_chunk_is_hidden(choices: Any) -> None:
+    """The extra chunk reaches only a client that asked (case 50), even where its counts cannot be read."""
+    for counts in ({"prompt_tokens": 1, "completion_tokens": 2}, {"prompt_tokens": None}):
+        (event,) = events_of({"choices": choices, "usage": counts})
+        assert event.usage_only
+        assert write_event(event, True) == b""
+        assert write_event(event, False) == event.raw
+
+
+def test_usage_beside_output_is_taken_and_hidden() -> None:
+    """Usage on a chunk with choices counts (case 51) and is cut out for a client that did not ask; the output stays."""
+    counts = {"prompt_tokens": 1000, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 900}}
+    (event,) = events_of(chunk({"content": "x"}, usage=counts))
+    assert event.usage == Usage(1000, 2, 900)
+    assert not event.usage_only
+    assert json.loads(write_event(event, True)[6:]) == chunk({"content": "x"})
+    assert write_event(event, False) == event.raw
+
+
+def test_empty_choices_without_usage_pass() -> None:
+    """Azure's first chunk has no choices and is no usage chunk."""
+    (event,) = events_of({"choices": [], "prompt_filter_results": []})
+    assert (event.kind, event.usage_only) == ("chunk", False)
+    assert write_event(event, True) == event.raw
+
+
+def test_text_that_looks_like_usage_is_left_alone() -> None:
+    """Only a field is cut out, never text inside a string."""
+    (event,) = events_of(chunk({"content": ',"usage":null'}))
+    assert write_event(event, True) == event.raw
+
+
+# -- events that are no chunks ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("raw", "kind"),
+    [
+        (b"data: [DONE]\n\n", "done"),
+        (b"data:[DONE]\n\n", "done"),
+        (b"data:  [DONE] \n\n", "done"),
+        (b": ping\n\n", "comment"),
+        (b"data: {bro\n\n", "bad"),
+        (b"data: [1]\n\n", "bad"),
+        (b'data: "x"\n\n', "bad"),
+        (b"data: \xff\n\n", "bad"),
+        (b"data: " + b"[" * 100_000 + b"\n\n", "bad"),
+        (b'event: info\ndata: {"a":1}\n\n', "other"),
+        (b'data: {"choices":5}\n\n', "other"),
+        (b"event: ping\n\n", "other"),
+        (b'data: {"message":"hello"}\n\n', "other"),
+    ],
+)
+def test_kinds(raw: bytes, kind: str) -> None:
+    """Comments, ends, unknown events and what cannot be read are told apart, and all but the last pass."""
+    (event,) = StreamReader().feed(raw)
+    assert event.kind == kind
+    assert write_event(event, False) == (b"" if kind == "bad" else b": ping\n" if kind == "comment" else raw)
+
+
+def test_null_is_ignored() -> None:
+    """`data: null` between chunks is nothing (case 56)."""
+    assert [event.deltas for event in events_of(chunk({"content": "a"}), None, chunk({"content": "b"}))] == [[Delta(0, "a")], [Delta(0, "b")]]
+
+
+@pytest.mark.parametrize("comment", [b": ping\n\n", b": ping\r\n\r\n", b":\n\n", b": a\n: b\n\n"])
+def test_comments_end_in_one_newline(comment: bytes) -> None:
+    """A comment never brings a blank line, which after an id some clients take for an empty event (cases 82, 83)."""
+    (event,) = StreamReader().feed(comment)
+    assert write_event(event, True) == comment.strip() + b"\n"
+
+
+def test_blank_lines_between_events_are_dropped() -> None:
+    """Nor does an empty event."""
+    events = StreamReader().feed(b"\n\n\n\ndata: [DONE]\n\n")
+    assert b"".join(write_event(event, True) for event in events) == b"data: [DONE]\n\n"
+
+
+def test_too_long_event_is_bad() -> None:
+    """An event above the hard cap is an error of the stream (case 81)."""
+    (event,) = StreamReader().feed(b"data: " + b"x" * EVENT_MAX + b"\n\n")
+    assert event.kind == "bad"
+
+
+def test_missing_blank_line_at_the_end() -> None:
+    """A last event that lacks its blank line is read and gets one."""
+    reader = StreamReader()
+    assert reader.feed(b'data: {"choices":[{"delta":{},"finish_reason":"stop"}],"usage":{"prompt_tokens":50,"completion_tokens":333}}\n') == []
+    (event,) = reader.end()
+    assert (event.usage, event.finishes) == (Usage(50, 333), [(0, "stop")])
+    assert event.raw.endswith(b"}\n\n")
+    assert reader.end() == []
+
+
+# -- errors -------------------------------------------------------------------------------------------------------------------------------
+
+ERRORS = [
+    ({"error": {"message": "slow", "type": "t", "param": "p", "code": "c"}}, Failure(None, "c", "t", "slow", "p")),
+    ({"error": {"code": 429, "message": "slow down"}}, Failure(429, "429", "", "slow down")),
+    ({"error": {"code": "429", "message": "slow down"}}, Failure(429, "429", "", "slow down")),
+    ({"error": {"code": 8, "status": "UNAVAILABLE", "message": "m"}}, Failure(None, "8", "", "m")),
+    ({"error": "text"}, Failure(None, "", "", "text")),
+    ({"error": {"message": {"deep": 1}}}, Failure(None, "", "", '{"deep": 1}')),
+    ({"object": "error", "message": "bad", "type": "BadRequestError", "code": 400}, Failure(400, "400", "BadRequestError", "bad")),
+    ([{"error": {"code": 503, "message": "m"}}], Failure(503, "503", "", "m")),
+]
+
+
+@pytest.mark.parametrize(("body", "failure"), ERRORS)
+def test_errors(body: Any, failure: Failure) -> None:
+    """An error is found in every vendor's form, as an event and as a body, inside a 200 too (case 37)."""
+    (event,) = events_of(body)
+    assert (event.kind, event.failure) == ("error", failure)
+    read = read_answer(json.dumps(body).encode())
+    assert (read.failure, read.readable, read.deltas) == (failure, True, [])
+
+
+def test_bare_error_bodies() -> None:
+    """A body with nothing but a message is an error."""
+    assert read_answer(b'{"detail":"Not Found"}').failure == Failure(None, "", "", "Not Found")
+    assert read_answer(b'{"detail":[{"loc":["body"]}]}').failure == Failure(None, "", "", '[{"loc": ["body"]}]')
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b'event: error\ndata: {"message":"gone","code":500}\n\n',
+        b'error: {"code":500,"message":"gone"}\n\n',
+        b'event: error\ndata: {"error":{"message":"gone","code":500}}\n\n',
+    ],
+)
+def test_error_events(raw: bytes) -> None:
+    """An event named error, and the `error:` field of older llama.cpp servers, are errors."""
+    (event,) = StreamReader().feed(raw)
+    assert event.kind == "error"
+    assert event.failure == Failure(500, "500", "", "gone")
+
+
+def test_nameless_error_event() -> None:
+    """An event that says it is an error is one, whatever it holds."""
+    (event,) = StreamReader().feed(b"event: error\ndata: {}\n\n")
+    assert event.kind == "error"
+    assert event.failure is not None and event.failure.message
+
+
+@pytest.mark.parametrize("body", [b"", b"<html>504</html>", b"null", b"5", b'"x"', b"[]", b"{}", b'{"choices":5}', b"\xff", b"[" * 100_000])
+def test_unreadable_bodies(body: bytes) -> None:
+    """HTML and other JSON are no answer and no error that can be passed on (cases 36, 44)."""
+    read = read_answer(body)
+    assert (read.readable, read.deltas, read.failure, read.usage) == (False, [], None, None)
+
+
+def test_error_null_beside_choices_is_none() -> None:
+    """Some vendors send `"error": null` with every answer."""
+    assert read_answer(answer({"content": "x"}, error=None)).failure is None
+    (event,) = events_of(chunk({"content": "x"}, error=None))
+    assert event.kind == "chunk"
+
+
+# -- what the gateway says ----------------------------------------------------------------------------------------------------------------
+
+
+def test_truncation() -> None:
+    """Each unfinished choice ends with "length" and says why, then usage if asked for, then [DONE], under the answer's own id."""
+    reader = StreamReader()
+    reader.feed(b'data: {"id":"c1","created":5,"model":"m","choices":[{"index":0,"delta":{"content":"x"}}]}\n\n')
+    out = write_truncation(reader.head, [0, 2], "budget", Usage(7, 3))
+    assert out.endswith(b"data: [DONE]\n\n")
+    first, second, usage, _ = [json.loads(event[6:]) if event[6:] != b"[DONE]" else None for event in out.split(b"\n\n")[:-1]]
+    common = {"id": "c1", "object": "chat.completion.chunk", "created": 5, "model": "m"}
+    assert first == {**common, "choices": [{"index": 0, "delta": {}, "finish_reason": "length"}], "sluicegate": {"truncated": "budget"}}
+    assert second["choices"][0]["index"] == 2
+    assert usage == {**common, "choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}}
+    finishes = [finish for event in StreamReader().feed(out) for finish in event.finishes]
+    assert finishes == [(0, "length"), (2, "length")]
+
+
+def test_truncation_without_usage() -> None:
+    """A client that did not ask for usage gets none."""
+    assert b"usage" not in write_truncation(Head("c", 1, "m"), [0], "ledger", None)
+
+
+def test_head_of_nothing() -> None:
+    """Before a chunk has come there is no id."""
+    assert StreamReader().head == Head("", 0, "")
+
+
+def test_errors_of_the_gateway() -> None:
+    """OpenAI's shape, with what the gateway adds inside `error`."""
+    body = json.loads(write_error(429, "Slow down.", "rate_limit_error", None, "budget_busy", {"sluicegate": {"reason": "busy"}}))
+    want = {"message": "Slow down.", "type": "rate_limit_error", "param": None, "code": "budget_busy", "sluicegate": {"reason": "busy"}}
+    assert body == {"error": want}
+    assert json.loads(write_error(404, "No."))["error"]["type"] == "invalid_request_error"
+    assert json.loads(write_error(502, "No."))["error"]["type"] == "server_error"
+
+
+def test_stream_error() -> None:
+    """One error event and no [DONE] (case 39)."""
+    out = write_stream_error("gone", "upstream_error", "upstream_error", {"request_id": "r"})
+    (event,) = StreamReader().feed(out)
+    assert (event.kind, event.failure) == ("error", Failure(None, "upstream_error", "upstream_error", "gone"))
+    assert b"[DONE]" not in out
+
+
+# -- anything -----------------------------------------------------------------------------------------------------------------------------
+
+NAMES = [
+    "choices",
+    "delta",
+    "message",
+    "content",
+    "tool_calls",
+    "function",
+    "arguments",
+    "usage",
+    "prompt_tokens",
+    "error",
+    "code",
+    "index",
+    "x_groq",
+    "audio",
+]
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(10**20), 10**20) | st.floats() | st.sampled_from(["", "a", "429", "\ud83d"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(NAMES), inner, max_size=4),
+    max_leaves=12,
+)
+CHUNKS = st.fixed_dictionaries({"choices": st.lists(st.fixed_dictionaries({"delta": JSON, "message": JSON, "index": JSON}), max_size=2)}) | JSON
+
+
+@given(CHUNKS)
+def test_readers_never_raise(value: Any) -> None:
+    """Whatever JSON an upstream sends is read to something, and can be written again."""
+    data = json.dumps(value).encode()
+    read = read_answer(data)
+    assert all(isinstance(delta.text, str) for delta in read.deltas)
+    reader = StreamReader()
+    for event in reader.feed(b"data: " + data + b"\n\n") + reader.end():
+        assert isinstance(write_event(event, True), bytes)
+    assert isinstance(reader.head.id, str)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes(data: bytes) -> None:
+    """Nor do bytes that are nothing raise."""
+    read_answer(data)
+    reader = StreamReader()
+    for event in reader.feed(data) + reader.feed(b"data: " + data + b"\n\n") + reader.end():
+        assert isinstance(write_event(event, True), bytes)
