@@ -175,6 +175,9 @@ class ClientConnection(HttpToolsProtocol):
             self._resuming = False
             return
         modern = self._check_head()
+        method = self.parser.get_method().decode()
+        if method == "CONNECT":
+            self._stop(400, "malformed_http", "This is not a proxy.")
         path, query = self._target()
         self._upgrading = b"upgrade" in self.fields and self.parser.should_upgrade()
         self._in_head = False
@@ -186,7 +189,6 @@ class ClientConnection(HttpToolsProtocol):
             self._stop(400, "malformed_http", "Requests of different kinds are not pipelined.")
         self.deadline = self._now + self.bounds.body_idle_s
         keep_alive = modern and self.parser.should_keep_alive()
-        method = self.parser.get_method().decode()
         exchange = Exchange(self, method, path, self.fields, query=query, peer=self.peer, arrived=self._now, modern=modern, keep_alive=keep_alive)
         self._receiving = exchange
         self.fields = {}  # trailers are nobody's
@@ -370,7 +372,8 @@ class ClientConnection(HttpToolsProtocol):
                 exchange.fail()
 
     def want_body(self) -> None:
-        self.flow.resume_reading()
+        if len(self._waiting) < PIPELINED_MAX:
+            self.flow.resume_reading()
 
     def got_body(self, buffered_bytes: int) -> None:
         if buffered_bytes > HIGH_WATER_BYTES:

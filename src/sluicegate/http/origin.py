@@ -45,7 +45,7 @@ class OriginConnection(asyncio.Protocol):
     """A connection of a pool."""
 
     __slots__ = (
-        *("call", "chunks", "idle_since", "on_body", "reused", "touched", "transport", "write_paused"),
+        *("call", "chunks", "idle_since", "on_body", "reused", "touched", "transport", "unsent", "write_paused"),
         *("_complete", "_feed", "_headers", "_interim", "_interims", "_owner", "_parser", "_quiet_bytes", "_repeats", "_reusable", "_until_close"),
     )
 
@@ -56,6 +56,7 @@ class OriginConnection(asyncio.Protocol):
         self.idle_since = 0.0
         self.reused = False  # has served a call before
         self.touched = False  # a byte came during this call
+        self.unsent = False  # not all of the request has been written yet
         self.write_paused = False
         self.transport: asyncio.Transport
         self._owner = owner
@@ -73,7 +74,7 @@ class OriginConnection(asyncio.Protocol):
     def attach(self, call: Call) -> None:
         """Serves a call from now on."""
         self.call = call
-        self.touched = self._complete = self._until_close = False
+        self.touched = self.unsent = self._complete = self._until_close = False
         self._reusable = True
         self._quiet_bytes = self._interims = 0
 
@@ -83,10 +84,6 @@ class OriginConnection(asyncio.Protocol):
         data = b"".join(self.chunks)
         self.chunks.clear()
         return data
-
-    def spoil(self) -> None:
-        """Not to be reused: not all of the request was sent."""
-        self._reusable = False
 
     # The transport's side.
 
@@ -139,7 +136,7 @@ class OriginConnection(asyncio.Protocol):
     def _release(self, call: Call) -> None:
         self._complete = True
         call.end()
-        if self._reusable and not self.transport.is_closing():
+        if self._reusable and not self.unsent and not self.transport.is_closing():
             self.reused = True
             self._owner.keep(self)
         else:

@@ -173,15 +173,16 @@ class Call:
 
     async def _send_slices(self, connection: OriginConnection) -> None:
         """A large body, as fast as the upstream takes it; no further once it answers."""
+        connection.unsent = True
         view = memoryview(self._body)
         for start in range(0, len(view), SLICE_BYTES):
-            if self.status or self._connection is not connection:
-                connection.spoil()
-                return
             connection.transport.write(view[start : start + SLICE_BYTES])
             self.deadline = self._loop.time() + self._timeouts.idle_ms / 1000
             while connection.write_paused and not self.status and self._connection is connection:
                 await self._wait()
+            if self.status or self._connection is not connection:
+                return
+        connection.unsent = False
 
     # Told by the connection.
 
@@ -239,10 +240,10 @@ class Call:
                 self._fail("timeout", f"nothing more for {self._timeouts.idle_ms} ms")
 
     async def _wait(self) -> None:
+        """Until something has happened; raises only what had happened before, so that a status that came with a failure is still seen."""
         self._check()
         self._waiter = self._loop.create_future()
         await self._waiter
-        self._check()
 
     def _check(self) -> None:
         if self._failure is not None:
