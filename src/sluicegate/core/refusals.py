@@ -90,7 +90,7 @@ class _Claim(msgspec.Struct, frozen=True):
         return (room - self.fixed) * 1000 // self.rate if room >= self.fixed else -1
 
 
-def explain(  # noqa: PLR0917  (the admission's own values, in its order)
+def explain(
     counters: Sequence[Counter],
     refs: RefSet,
     amounts: Sequence[int],
