@@ -167,9 +167,7 @@ def _amount(written: object, unit: Unit, path: str) -> int:
             raise InvalidOperation
         exact = _EXACT.multiply(Decimal(number), Decimal(factor * (NANO if unit is Unit.USD else 1)))
     except ArithmeticError:
-        raise LimitError(
-            path, f"{shown} is no amount; write a number such as 20000, 20k or 1.5M{', $0.50' if unit is Unit.USD else ''}"
-        ) from None
+        raise LimitError(path, f"{shown} is no amount; write a number such as 20000, 20k or 1.5M{', $0.50' if unit is Unit.USD else ''}") from None
     if not exact.is_finite():
         raise LimitError(path, f"{shown} is not a finite number; leave the limit out where there is none")
     if exact < 0:
