@@ -1,7 +1,7 @@
 """The composition root: builds everything of one worker from its configuration; nothing else wires.
 
-    serve_worker(loaded, sockets)                        one worker process, until a signal ends it
-    worker = Worker(loaded); await worker.start(); ...   the same inside a running loop
+serve_worker(loaded, sockets)                        one worker process, until a signal ends it
+worker = Worker(loaded); await worker.start(); ...   the same inside a running loop
 """
 
 import asyncio
@@ -31,6 +31,7 @@ from sluicegate.ledger.contract import Ledger, LedgerUnavailable
 from sluicegate.ledger.memory import MemoryLedger
 from sluicegate.ledger.redis import RedisLedger
 from sluicegate.ledger.sqlite import SqliteLedger
+from sluicegate.observe.log import access_log, configure
 from sluicegate.observe.metrics import Metrics, Siblings
 from sluicegate.outbox import Outbox, replay
 from sluicegate.surface import Surface
@@ -79,7 +80,9 @@ class Worker:
         self._config = config
         self._loaded = loaded
         self.ledger = ledger_of(loaded)
-        self.metrics = Metrics(lambda model: model in policy.models)
+        self.metrics = Metrics(lambda model: model in self.gateway.policy.models)
+        self.metrics.refresh = self._gauge
+        access = access_log(config.log.access, loop)
         self._learned = Learned()
         providers = {one.provider.name: one.provider for one in deployments(policy)}
         self._pools = {name: Pool(provider.base_url, ca_file=provider.ca_file) for name, provider in providers.items()}
@@ -92,7 +95,7 @@ class Worker:
             self._outbox,
             self._pools,
             self._learned,
-            (self.metrics.observe,),
+            (self.metrics.observe,) if access is None else (self.metrics.observe, access),
             self._swept,
             lambda: f"req_{boot}{next(ids):08x}",
             loop.time,
@@ -100,8 +103,9 @@ class Worker:
             config.server.max_body,
         )
         self._upkeep = Upkeep(self.gateway, self.ledger, self._learned, policy.budget.hold_ttl_ms, self._swept, loop.time)
+        self.metrics.journal = lambda: (self._outbox.backlog, self._journal.dropped)
         self._siblings = Siblings(Path(config.journal), self.metrics)
-        self.surface = Surface(self.gateway, self.ledger, self.not_ready, self._scrape, self._may_scrape)
+        self.surface = Surface(self.gateway, self.ledger, self.not_ready, self._siblings.scrape, self._may_scrape)
         self._tasks: list[asyncio.Task[None]] = []
         self.server: Server | None = None
 
@@ -147,13 +151,11 @@ class Worker:
             return "the ledger does not answer"
         return ""
 
-    async def _scrape(self) -> bytes:
+    def _gauge(self) -> None:
         metrics = self.metrics
         metrics.in_flight = len(self.gateway.trips)
         metrics.held_output_tokens = sum(trip.standing.granted for trip in self.gateway.trips if trip.standing is not None)
         metrics.ledger_up = asyncio.get_running_loop().time() - self._upkeep.seen_at < LEDGER_AWAY_S
-        metrics.journal = lambda: (self._outbox.backlog, self._journal.dropped)
-        return await self._siblings.scrape()
 
     def _may_scrape(self, exchange: Exchange) -> bool:
         key = self._config.admin.metrics_key
@@ -190,6 +192,7 @@ async def serving(loaded: Loaded, host: str = "127.0.0.1", port: int = 0) -> Asy
 
 def serve_worker(loaded: Loaded, sockets: Sequence[socket.socket]) -> None:
     """One worker process: serves until a signal has drained it."""
+    configure("json" if loaded.config.log.access == "json" else "console")
     made: list[Worker] = []
 
     async def start() -> None:

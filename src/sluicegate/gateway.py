@@ -102,8 +102,9 @@ class Gateway:
         """Settles what stands, then writes the last bytes, then tells the observers."""
         self.trips.discard(trip)
         trip.exchange.on_gone = None
+        record = None
         if trip.standing is not None:
-            self._settle(trip, trip.standing)
+            record = self._settle(trip, trip.standing)
             await asyncio.sleep(0)  # the journal and the ledger's link write at the end of this turn; the last byte goes out in the next
         now = self._clock()
         answers.finish(trip, now)
@@ -112,7 +113,7 @@ class Gateway:
             self._learn(trip, answered)
             if answered.call is not None and not answered.call.complete:
                 asyncio.get_running_loop().call_later(UPSTREAM_REST_S, answered.call.close)
-        record = trip.record(now)
+        record = record or trip.record(now)
         for observe in self._observers:
             observe(record)
 
@@ -348,17 +349,19 @@ class Gateway:
             attempt.granted = relay.granted(attempt.granted)
             attempt.usage = relay.usage
 
-    def _settle(self, trip: Trip, attempt: Attempt) -> None:
+    def _settle(self, trip: Trip, attempt: Attempt) -> Record:
         """Ends the holds of one attempt at what it used, or at all that it may have used. Never refused; journal first, then the ledger."""
         assert trip.request is not None
         charge = attempt.charge = attempt.settled_at(trip.request, trip.policy.budget.unknown_outcome)
-        trip.charges.append(charge)
+        trip.charged(charge)
         requests = 1 if trip.written and not trip.counted else 0
         trip.counted = trip.counted or bool(requests)
-        self._end(attempt.held, charge, requests, trip.record(self._clock()))
+        record = trip.record(self._clock())
+        self._end(attempt.held, charge, requests, record)
         if attempt.at_deployment is not None:
             self._end(attempt.at_deployment, charge, int(attempt.written), None)
         trip.standing = None
+        return record
 
     def _cancel(self, attempt: Attempt) -> None:
         """Gives back what an attempt holds that was never sent; an admission in doubt is marked, so that it is not granted late."""
@@ -377,9 +380,7 @@ class Gateway:
         if attempt.ended != "complete" or usage is None or meter is None or plan is None:
             return
         truncated = "length" in attempt.finish_reasons
-        if self._learned.observe(
-            attempt.figures, usage, meter, model=plan.model, deployment=attempt.deployment, key=plan.key, truncated=truncated
-        ):
+        if self._learned.observe(attempt.figures, usage, meter, model=plan.model, deployment=attempt.deployment, key=plan.key, truncated=truncated):
             log.warning("deployment is capped from now on: it bills more than it shows", deployment=attempt.deployment.id)
 
 

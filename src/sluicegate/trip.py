@@ -38,9 +38,7 @@ class Dialect(Protocol):
     def StreamReader(self) -> Reader: ...
     def write_event(self, event: Event, hide_usage: bool) -> bytes: ...
     def write_truncation(self, head: Any, choices: Iterable[int], reason: str, usage: Usage | None) -> bytes: ...
-    def write_error(
-        self, status: int, message: str, type: str, param: str | None, code: str | None, extra: dict[str, Any] | None
-    ) -> bytes: ...
+    def write_error(self, status: int, message: str, type: str, param: str | None, code: str | None, extra: dict[str, Any] | None) -> bytes: ...
     def write_stream_error(self, message: str, type: str, code: str | None, extra: dict[str, Any] | None) -> bytes: ...
 
 
@@ -136,7 +134,8 @@ class Trip:
     """One logical request of a client."""
 
     __slots__ = (
-        *("answered", "attempts", "charges", "client_gone", "counted", "dialect", "exchange", "first_byte_s", "key", "plan", "policy"),
+        *("answered", "attempts", "client_gone", "cost_nano_usd", "counted", "dialect", "exchange", "first_byte_s", "input_tokens", "key"),
+        *("output_tokens", "plan", "policy", "source"),
         *("rejected", "refset", "reply", "request", "request_id", "standing", "status", "time_ms", "timeouts", "upstream_s", "written"),
     )
 
@@ -155,7 +154,8 @@ class Trip:
         self.attempts: list[AttemptRecord] = []
         self.standing: Attempt | None = None  # whose holds have not ended
         self.answered: Attempt | None = None  # that the client gets
-        self.charges: list[Charge] = []
+        self.input_tokens = self.output_tokens = self.cost_nano_usd = 0  # charged so far, over all attempts
+        self.source = ""  # of the last charge
         self.written = False  # an upstream has been sent bytes
         self.counted = False  # `requests` has been charged
         self.client_gone = False
@@ -178,10 +178,12 @@ class Trip:
         self.upstream_s += now - started
         self.attempts.append(AttemptRecord(attempt.deployment.id, outcome, int((now - started) * 1e6)))
 
-    @property
-    def cost_nano_usd(self) -> int:
-        """Of all attempts together."""
-        return sum(charge.cost_nano_usd for charge in self.charges)
+    def charged(self, charge: Charge) -> None:
+        """Adds what one attempt is charged."""
+        self.input_tokens += charge.input_tokens
+        self.output_tokens += charge.output_tokens
+        self.cost_nano_usd += charge.cost_nano_usd
+        self.source = charge.source
 
     def record(self, now: float) -> Record:
         """The record of this request, as of now."""
@@ -203,16 +205,15 @@ class Trip:
             refusal=rejected.reason if rejected is not None else "",
             truncated=relay.truncated if relay is not None else "",
             error=rejected.code if rejected is not None else "upstream_error" if relay is not None and relay.ended == "died" else "",
-            input_tokens=sum(charge.input_tokens for charge in self.charges),
-            output_tokens=sum(charge.output_tokens for charge in self.charges),
+            input_tokens=self.input_tokens,
+            output_tokens=self.output_tokens,
             cached_tokens=usage.cached_tokens if usage is not None else 0,
             reasoning_tokens=usage.reasoning_tokens if usage is not None else 0,
             cost_nano_usd=self.cost_nano_usd,
-            source=self.charges[-1].source if self.charges else "",
+            source=self.source,
             held=attempt.granted if attempt is not None else 0,
             latency_us=int((now - exchange.arrived) * 1e6),
             first_byte_us=int(self.first_byte_s * 1e6),
             overhead_us=max(0, int((now - exchange.arrived - self.upstream_s) * 1e6)) if relay is None else 0,
             client_gone=self.client_gone or exchange.gone,
         )
-

@@ -51,13 +51,14 @@ def _picker(indices: Sequence[int]) -> Callable[[tuple[int, ...]], tuple[int, ..
 class Template:
     """The counters that bind one key (or one deployment) for one model, with what a request claims of each."""
 
-    __slots__ = ("_claims", "_refset", "_used", "_valid_until_ms", "counters", "has_usd", "tree")
+    __slots__ = ("_claims", "_refset", "_used", "_valid_until_ms", "counters", "has_usd", "sizes", "tree")
 
     def __init__(self, tree: str, counters: Sequence[Counter], model: str | None) -> None:
         """model None: the counters of every model."""
         self.tree = tree
         self.counters = tuple(c for c in counters if c.models is None or model is None or model in c.models)
         self.has_usd = any(c.unit is Unit.USD for c in self.counters)
+        self.sizes = tuple((c, _SIZES[c.unit][0 if refills(c) else 1], refills(c), c.ceiling) for c in self.counters)
         self._claims = _picker([i for c in self.counters for i in _CLAIM[c.unit][0 if refills(c) else 1]])
         self._used = _picker([_USED[c.unit] for c in self.counters])
         self._refset: RefSet | None = None
@@ -107,39 +108,50 @@ class TooLarge(msgspec.Struct):
 def fit(template: Template, figures: Figures, price: Price | None, client_cap: bool) -> TooLarge | None:
     """Checks a request against the sizes of its limits, before any ledger is asked.
 
-    A client that named its own cap is told when a refilling limit can never hold the claim with that cap. For one that named none, `want` and `aim`
-    are lowered in place to what the smallest refilling limit can hold.
+    A client that named its own cap is told when a refilling limit can never hold the claim with that cap. For one that named none, `want` and
+    `aim` are lowered in place to what the smallest refilling limit can hold.
     """
-    most = figures.want
-    for counter in template.counters:
-        fixed, rate = _size(counter, figures, price)
-        fits = (counter.ceiling - fixed) * 1000 // rate if rate else figures.want if fixed <= counter.ceiling else -1
-        floor = figures.want if client_cap and refills(counter) else figures.need
-        if fits < floor and (fixed or rate):
+    most = want = figures.want
+    for counter, pick, refilling, ceiling in template.sizes:
+        fixed, rate = pick(figures, price)
+        floor = want if client_cap and refilling else figures.need
+        if fixed - (-rate * floor // 1000) > ceiling:
+            fits = (ceiling - fixed) * 1000 // rate if rate and fixed <= ceiling else -1
             return TooLarge(counter, fixed - (-rate * floor // 1000), fits)
-        if refills(counter):
-            most = min(most, fits)
-    if most < figures.want:
+        if refilling and fixed - (-rate * most // 1000) > ceiling:
+            most = (ceiling - fixed) * 1000 // rate
+    if most < want:
         figures.want = most
         figures.aim = min(figures.aim, most)
     return None
 
 
-def _size(counter: Counter, figures: Figures, price: Price | None) -> tuple[int, int]:
-    """(fixed, rate) of a claim whose output part is not yet decided."""
-    input_tokens = figures.input_estimate if refills(counter) else figures.input_bound
-    match counter.unit:
-        case Unit.REQUESTS | Unit.CONCURRENT:
-            return 1, 0
-        case Unit.INPUT_TOKENS:
-            return input_tokens, 0
-        case Unit.OUTPUT_TOKENS:
-            return 0, 1000
-        case Unit.TOKENS:
-            return input_tokens, 1000
-        case Unit.USD:
-            price = price or _FREE
-            return input_cost_nano_usd(price, input_tokens), output_rate(price)
+# What a request takes from a counter before its output is decided: (fixed, rate). Refilling counters count the estimate, others the bound.
+
+Size = Callable[[Figures, Price | None], tuple[int, int]]
+
+
+def _one(_figures: Figures, _price: Price | None) -> tuple[int, int]:
+    return 1, 0
+
+
+def _output(_figures: Figures, _price: Price | None) -> tuple[int, int]:
+    return 0, 1000
+
+
+def _usd(price: Price | None, input_tokens: int) -> tuple[int, int]:
+    price = price or _FREE
+    return input_cost_nano_usd(price, input_tokens), output_rate(price)
+
+
+_SIZES: dict[Unit, tuple[Size, Size]] = {  # on windows that refill, on all others
+    Unit.REQUESTS: (_one, _one),
+    Unit.CONCURRENT: (_one, _one),
+    Unit.INPUT_TOKENS: (lambda figures, _: (figures.input_estimate, 0), lambda figures, _: (figures.input_bound, 0)),
+    Unit.OUTPUT_TOKENS: (_output, _output),
+    Unit.TOKENS: (lambda figures, _: (figures.input_estimate, 1000), lambda figures, _: (figures.input_bound, 1000)),
+    Unit.USD: (lambda figures, price: _usd(price, figures.input_estimate), lambda figures, price: _usd(price, figures.input_bound)),
+}
 
 
 class Plan:

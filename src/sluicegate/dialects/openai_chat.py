@@ -17,7 +17,8 @@ from sluicegate.dialects.openai_request import read_request, write_request
 from sluicegate.dialects.sse import RawEvent, Reader
 
 __all__ = [
-    "Head", "StreamReader", "read_answer", "read_request", "write_error", "write_event", "write_request", "write_stream_error", "write_truncation",
+    "NAME", "PATH", "Head", "StreamReader", "read_answer", "read_request",
+    "write_error", "write_event", "write_request", "write_stream_error", "write_truncation",
 ]  # fmt: skip
 
 NAME = "openai_chat"
