@@ -1,0 +1,21 @@
+"""What several kinds of tests share: one real Redis for the whole session, and the ledgers' backends."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support_gateway import running_redis
+from support_ledgers import BACKENDS, Backend, backend_of
+
+
+@pytest.fixture(scope="session")
+def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Without a redis-server on PATH the tests that need it fail: they are not skipped."""
+    with running_redis(tmp_path_factory.mktemp("redis")) as url:
+        yield url
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Backend:
+    return backend_of(request.param, tmp_path, request.getfixturevalue("redis_url") if request.param == "redis" else "")
