@@ -26,6 +26,14 @@ SCHEMA = (
     "CREATE TABLE learned (name TEXT, generation INTEGER, sums TEXT NOT NULL, PRIMARY KEY (name, generation)) WITHOUT ROWID",
     f"PRAGMA user_version = {SCHEMA_VERSION}",
 )
+PUT_COUNTER = (
+    "INSERT INTO counters VALUES (?, ?, CAST(? AS TEXT), ?) "
+    "ON CONFLICT DO UPDATE SET state = excluded.state, expires_ms = excluded.expires_ms"
+)
+PUT_HOLD = (
+    "INSERT INTO holds VALUES (?, ?, CAST(? AS TEXT), ?) "
+    "ON CONFLICT DO UPDATE SET record = excluded.record, expires_ms = excluded.expires_ms"
+)
 CACHED_ROWS = 20_000
 DUE_AT_ONCE = 256  # due holds that one transaction looks up per tree
 FORGET_AT_ONCE = 200  # rows that one transaction of `forget` deletes
@@ -181,7 +189,7 @@ class Rows:
             table = Counter(stored.get(generation, {}))
             table.update(increment)
             if increment:
-                cursor.execute("REPLACE INTO learned VALUES (?, ?, ?)", (name, generation, _encode(table).decode()))
+                cursor.execute("REPLACE INTO learned VALUES (?, ?, CAST(? AS TEXT))", (name, generation, _encode(table)))
             table.update(stored.get(generation - 1, {}))
             sums[name] = dict(table)
         return sums
@@ -190,7 +198,7 @@ class Rows:
         """Writes what has changed."""
         if self._changed_counters:
             self._cursor.executemany(
-                "INSERT INTO counters VALUES (?1, ?2, ?3, ?4) ON CONFLICT DO UPDATE SET state = ?3, expires_ms = ?4",
+                PUT_COUNTER,
                 [(key, kind, _encode(state), expires_ms) for key in self._changed_counters for kind, state, expires_ms in (self._counters[key],)],
             )
             self._changed_counters.clear()
@@ -203,9 +211,7 @@ class Rows:
                 else:
                     put.append((*key, _encode(entry[0]), entry[1]))
             if put:
-                self._cursor.executemany(
-                    "INSERT INTO holds VALUES (?1, ?2, ?3, ?4) ON CONFLICT DO UPDATE SET record = ?3, expires_ms = ?4", put
-                )
+                self._cursor.executemany(PUT_HOLD, put)
             if dropped:
                 self._cursor.executemany("DELETE FROM holds WHERE tree = ? AND hold_id = ?", dropped)
                 for key in dropped:

@@ -1,0 +1,348 @@
+"""What is particular to the ledger in a file: transactions, locks, the write-ahead log, and files that are not as they should be."""
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sluicegate.core.claims import Admission, Settlement
+from sluicegate.ledger import sqlite, sqlite_rows
+from sluicegate.ledger.contract import LedgerUnavailable
+from sluicegate.ledger.sqlite import SqliteLedger
+from support_ledgers import Clock, Desk
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+async def ledger(tmp_path: Path, clock: Clock) -> AsyncIterator[SqliteLedger]:
+    ledger = SqliteLedger(str(tmp_path / "ledger.db"), timeout_ms=60, clock_ms=clock)
+    await ledger.open()
+    yield ledger
+    await ledger.close()
+
+
+@pytest.fixture
+def desk(ledger: SqliteLedger) -> Desk:
+    return Desk(ledger)
+
+
+def rows(path: Path, table: str) -> list[Any]:
+    connection = sqlite3.connect(path)
+    try:
+        return connection.execute(f"SELECT * FROM {table} ORDER BY 1").fetchall()
+    finally:
+        connection.close()
+
+
+class Lock:
+    """Another process that holds the write lock."""
+
+    def __init__(self, path: Path) -> None:
+        self.connection = sqlite3.connect(path, isolation_level=None)
+        self.connection.execute("BEGIN IMMEDIATE")
+
+    def release(self) -> None:
+        self.connection.execute("ROLLBACK")
+        self.connection.close()
+
+
+# -- files --------------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["{}", "sqlite:///{}"])
+async def test_the_file_is_made_with_its_folder(tmp_path: Path, form: str) -> None:
+    """From a path or a URL; what is in it is there when it is opened again."""
+    path = tmp_path / "a" / "b" / "ledger.db"
+    for status in ("forced", "already"):
+        ledger = SqliteLedger(form.format(path))
+        await ledger.open()
+        desk = Desk(ledger)
+        assert await desk.settle(desk.refs(desk.window(100)), 7, mode="force") == status
+        assert await desk.states(desk.refs(desk.window(100))) == [(7, 0)]
+        await ledger.close()
+        assert [entry.name for entry in path.parent.iterdir()] == ["ledger.db"]  # the log is copied into it
+
+
+async def test_a_relative_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three slashes and a name are below the working directory."""
+    monkeypatch.chdir(tmp_path)
+    ledger = SqliteLedger("sqlite:///data/ledger.db")
+    await ledger.open()
+    await ledger.close()
+    assert (tmp_path / "data" / "ledger.db").exists()
+
+
+def a_file(path: Path) -> None:
+    path.parent.write_text("")
+
+
+def a_folder(path: Path) -> None:
+    path.mkdir(parents=True)
+
+
+def garbage(path: Path) -> None:
+    path.parent.mkdir()
+    path.write_bytes(b"this is no database, whatever its name says" * 100)
+
+
+def newer(path: Path) -> None:
+    path.parent.mkdir()
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA user_version = 99")
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [(a_file, "exists|Not a directory"), (a_folder, "unable to open"), (garbage, "not a database"), (newer, "version 99")],
+)
+async def test_a_file_that_cannot_be_used(tmp_path: Path, spoil: Callable[[Path], None], message: str) -> None:
+    """Every call fails, at once and with the reason and the path in its message."""
+    path = tmp_path / "data" / "ledger.db"
+    spoil(path)
+    ledger = SqliteLedger(str(path))
+    with pytest.raises(LedgerUnavailable, match=message) as caught:
+        await ledger.open()
+    assert str(path) in str(caught.value)
+    desk = Desk(ledger)
+    with pytest.raises(LedgerUnavailable, match=message):
+        await desk.admit(desk.refs(desk.window(1)), 1, 0)
+    with pytest.raises(LedgerUnavailable, match=message):
+        await ledger.show()
+    await ledger.close()
+
+
+async def test_a_ledger_that_could_not_be_opened_goes_on_trying(tmp_path: Path) -> None:
+    """As soon as the file can be used, calls pass."""
+    path = tmp_path / "data" / "ledger.db"
+    garbage(path)
+    ledger = SqliteLedger(str(path))
+    with pytest.raises(LedgerUnavailable):
+        await ledger.open()
+    path.unlink()
+    await ledger.ping()
+    await ledger.close()
+
+
+async def test_a_full_disk_fails_calls_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of the transaction takes effect; when there is space again the ledger works again."""
+    connect = sqlite_rows.connect
+    pages_max = 6
+
+    def small(*args: Any, **kwargs: Any) -> sqlite3.Connection:
+        connection = connect(*args, **kwargs)
+        connection.execute(f"PRAGMA max_page_count = {pages_max}")
+        return connection
+
+    monkeypatch.setattr(sqlite_rows, "connect", small)
+    ledger = SqliteLedger(str(tmp_path / "ledger.db"))
+    await ledger.open()
+    desk = Desk(ledger)
+    refs = desk.refs(desk.window(10**6))
+    calls = [desk.admit(refs, 1, 0, hold_id=f"h{i}") for i in range(sqlite.BATCH_CALLS)]
+    for call in calls:
+        with pytest.raises(LedgerUnavailable, match="full"):
+            await call
+    assert await desk.states(refs) == [(0, 0)]
+    pages_max = 10_000
+    ledger._disconnect()
+    assert (await desk.admit(refs, 1, 0)).status == "granted"
+    assert await desk.states(refs) == [(0, 1)]
+    await ledger.close()
+
+
+async def test_a_row_that_is_not_ours_fails_its_call_alone(desk: Desk, ledger: SqliteLedger) -> None:
+    """Someone wrote into the file by hand: the calls that meet that row say so, others pass."""
+    refs = desk.refs(desk.window(100))
+    await desk.admit(refs, 1, 0, hold_id="bad")
+    connection = sqlite3.connect(ledger.path)
+    connection.execute("UPDATE holds SET record = '{\"hello\": 1}'")
+    connection.commit()
+    connection.close()
+    bad, good = desk.ledger.settle(Settlement("bad", refs, (1,))), desk.admit(refs, 1, 0, hold_id="good")
+    with pytest.raises(LedgerUnavailable, match=r"ledger\.db"):
+        await bad
+    assert (await good).status == "granted"
+
+
+# -- transactions -------------------------------------------------------------------------------------------------------------------------
+
+
+async def test_calls_of_one_turn_share_a_transaction(desk: Desk, ledger: SqliteLedger) -> None:
+    """More than one transaction holds go into the next one; all are answered, in order."""
+    refs = desk.refs(desk.window(10**6))
+    await ledger.ping()
+    assert ledger._opened is not None
+    statements: list[str] = []
+    ledger._opened[1].set_trace_callback(statements.append)
+    calls = [desk.admit(refs, 1, 0, hold_id=f"h{i}") for i in range(sqlite.BATCH_CALLS + 10)]
+    replies = await asyncio.gather(*calls)
+    assert [reply.states[0][1] for reply in replies] == list(range(1, sqlite.BATCH_CALLS + 11))
+    assert statements.count("COMMIT") == 2
+
+
+async def test_a_call_that_raises_takes_no_other_with_it(desk: Desk, ledger: SqliteLedger) -> None:
+    """A settlement with a figure too few among good calls of the same turn."""
+    refs = desk.refs(desk.window(100), desk.window(100, "w2"))
+    before = desk.admit(refs, 1, 0, 1, 0, hold_id="before")
+    bad = ledger.settle(Settlement("before", refs, (1,)))
+    worse = ledger.admit(Admission("worse", refs, (1,), 1, 1, 1, 1000, ""))
+    after = desk.admit(refs, 1, 0, 1, 0, hold_id="after")
+    assert (await before).states == ((0, 1), (0, 1))
+    with pytest.raises(ValueError, match="zip"):
+        await bad
+    with pytest.raises(IndexError):
+        await worse
+    assert (await after).states == ((0, 2), (0, 2))
+    assert set(await desk.holds()) == {"before", "after"}
+
+
+async def test_close_does_what_was_asked_before(tmp_path: Path) -> None:
+    """A settlement that is still queued when the worker ends is not lost."""
+    ledger = SqliteLedger(str(tmp_path / "ledger.db"))
+    await ledger.open()
+    desk = Desk(ledger)
+    forced = ledger.settle(Settlement("h", desk.refs(desk.window(100)), (7,), "force"))
+    await ledger.close()
+    assert (await forced).status == "forced"
+    assert [row[2] for row in rows(ledger.path, "counters")] == ["[7,0]"]
+
+
+async def test_full_durability_commits_in_a_thread(tmp_path: Path) -> None:
+    """Every commit is on the disk before it is answered; calls made meanwhile go together."""
+    ledger = SqliteLedger(str(tmp_path / "ledger.db"), durability="full")
+    await ledger.open()
+    desk = Desk(ledger)
+    refs = desk.refs(desk.window(1000))
+    await desk.admit(refs, 1, 0, hold_id="first")
+    assert ledger._opened is not None
+    assert ledger._opened[1].execute("PRAGMA synchronous").fetchone() == (2,)
+    replies = await asyncio.gather(*(desk.admit(refs, 10, 0, hold_id=f"h{i}") for i in range(120)))
+    assert [reply.status for reply in replies].count("granted") == 99
+    with pytest.raises(ValueError, match="zip"):
+        await ledger.settle(Settlement("first", refs, ()))
+    await ledger.close()
+
+
+# -- locks --------------------------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_file_that_stays_locked(desk: Desk, ledger: SqliteLedger) -> None:
+    """After the ledger's timeout every call fails with nothing done; the event loop goes on all the while."""
+    refs = desk.refs(desk.window(100))
+    await desk.admit(refs, 10, 0, hold_id="before")
+    lock = Lock(ledger.path)
+    calls = [desk.admit(refs, 1, 0, hold_id=f"h{i}") for i in range(5)]
+    turns = 0
+    while not all(call.done() for call in calls):
+        await asyncio.sleep(0)
+        turns += 1
+    for call in calls:
+        with pytest.raises(LedgerUnavailable, match=r"locked by others for 0\.06 s"):
+            await call
+    with pytest.raises(LedgerUnavailable, match="locked"):
+        await ledger.ping()
+    lock.release()
+    assert turns > 100
+    assert await desk.states(refs) == [(0, 10)]
+    assert set(await desk.holds()) == {"before"}
+
+
+async def test_a_file_that_is_locked_for_a_moment(desk: Desk, ledger: SqliteLedger) -> None:
+    """Calls wait, those that come meanwhile too, and keep their order."""
+    refs = desk.refs(desk.window(100))
+    lock = Lock(ledger.path)
+    first = desk.admit(refs, 1, 0, hold_id="first")
+    await asyncio.sleep(0.005)
+    assert not first.done()
+    second = desk.admit(refs, 1, 0, hold_id="second")
+    lock.release()
+    assert [(await call).states for call in (first, second)] == [((0, 1),), ((0, 2),)]
+
+
+# -- what must not grow -------------------------------------------------------------------------------------------------------------------
+
+
+async def test_nothing_is_left_of_settled_requests(desk: Desk, ledger: SqliteLedger, clock: Clock) -> None:
+    """Holds go at settle, markers and expired records with a sweep, counters an hour after their window, buckets when they are full."""
+    now = clock.now_ms
+    refs = desk.refs(
+        desk.window(10**6, "hour", now, now + 3_600_000), desk.window(10**6), desk.bucket(10**6, per_ms=1), desk.sliding(10**6), desk.concurrent(99)
+    )
+    for i in range(100):
+        await desk.admit(refs, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, hold_id=f"h{i}")
+        await desk.settle(refs, 1, 1, 1, 1, 1, hold_id=f"h{i}")
+    assert rows(ledger.path, "holds") == []
+    assert len(rows(ledger.path, "counters")) == 5
+    await desk.settle(refs, 1, 1, 1, 1, 1, hold_id="forced", mode="force")
+    await desk.settle(refs, 1, 1, 1, 1, 1, hold_id="cancelled", mode="cancel")
+    await desk.admit(refs, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, hold_id="expired", ttl_ms=10)
+    await ledger.learned({"table": {"a": 1}})
+    clock.now_ms += 2 * 3_600_000
+    assert [swept.hold_id for swept in await ledger.sweep(64)] == ["expired"]
+    await ledger.tidy()
+    assert [row[0] for row in rows(ledger.path, "counters")] == [desk.key("s"), desk.key("w")]
+    clock.now_ms += 8 * 86_400_000
+    assert await ledger.sweep(64) == []
+    await ledger.tidy()
+    await ledger.learned({"other": {"a": 1}})
+    assert rows(ledger.path, "holds") == []
+    assert [row[0] for row in rows(ledger.path, "counters")] == [desk.key("w")]
+    assert [row[0] for row in rows(ledger.path, "learned")] == ["other"]
+
+
+async def test_a_counter_that_was_used_again_is_not_forgotten(
+    desk: Desk, ledger: SqliteLedger, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the look for what has expired and the deletion a call may come."""
+    refs = desk.refs(desk.bucket(100, per_ms=1))
+    await desk.admit(refs, 50, 0)
+    clock.now_ms += 1000
+    transaction = sqlite_rows.transaction
+
+    def late(connection: sqlite3.Connection) -> Any:
+        other = sqlite_rows.connect(ledger.path, "normal", 1000)
+        other.execute("UPDATE counters SET expires_ms = ?", (clock.now_ms + 1,))
+        other.close()
+        return transaction(connection)
+
+    monkeypatch.setattr(sqlite_rows, "transaction", late)
+    connection = sqlite_rows.connect(ledger.path, "normal", 1000)
+    sqlite_rows.forget(connection, clock.now_ms)
+    connection.close()
+    assert len(rows(ledger.path, "counters")) == 1
+
+
+async def test_a_long_log_is_cut(desk: Desk, ledger: SqliteLedger, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copied into the file by the upkeep, while calls go on."""
+    monkeypatch.setattr(sqlite, "WAL_BYTES", 100_000)
+    log = ledger.path.with_name("ledger.db-wal")
+    refs = desk.refs(desk.window(10**6))
+
+    async def work(name: str) -> None:
+        for i in range(30):
+            assert (await desk.admit(refs, 1, 0, hold_id=f"{name}{i}")).status == "granted"
+
+    await work("a")
+    assert log.stat().st_size > 100_000
+    await asyncio.gather(ledger.tidy(), work("b"))
+    await ledger.tidy()
+    assert log.stat().st_size < 100_000
+    assert await desk.states(refs) == [(0, 60)]
+    assert len(await desk.holds()) == 60
+
+
+async def test_rows_can_be_read_with_any_tool(desk: Desk, ledger: SqliteLedger) -> None:
+    """States and records are JSON text."""
+    refs = desk.refs(desk.window(100))
+    await desk.admit(refs, 10, 1000, output=(1, 5, 5))
+    assert rows(ledger.path, "counters") == [(desk.key("w"), "w", "[0,15]", 0)]
+    ((tree, hold_id, record, _),) = rows(ledger.path, "holds")
+    assert (tree, hold_id, record) == ("t", "h", f'[1,"open",5,0,"tag-h",[["{desk.key("w")}","w",10,1000,0]]]')
