@@ -7,7 +7,6 @@ import typer
 from sluicegate.cli import demonstration, inspection, planning, serving
 from sluicegate.cli.console import InputError, errors
 from sluicegate.config.schema import ConfigError
-from sluicegate.dialects.form import BadRequest
 from sluicegate.ledger.contract import LedgerUnavailable
 from sluicegate.mock import MockOptionError
 
@@ -38,7 +37,7 @@ def main() -> None:
     """Entry point of `sluicegate` and of `python -m sluicegate`."""
     try:
         commands()
-    except (InputError, ConfigError, BadRequest, MockOptionError) as error:
+    except (InputError, ConfigError, MockOptionError) as error:
         _stop(2, str(error))
     except (OSError, LedgerUnavailable) as error:
         _stop(1, f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error))

@@ -1,6 +1,7 @@
 """What all commands share: where they print, how they fail, which configuration they read."""
 
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
@@ -10,7 +11,9 @@ from rich.console import Console
 
 from sluicegate.config.load import Loaded, load, read_env_file
 
-console = Console()
+WIDTH_UNSEEN = 140  # of what goes into a file or a pipe
+
+console = Console(width=None if sys.stdout.isatty() else WIDTH_UNSEEN)
 errors = Console(stderr=True)
 
 DEFAULT_CONFIG = Path("/etc/sluicegate/config.yaml")

@@ -19,6 +19,7 @@ from sluicegate.cli.console import console
 from sluicegate.cli.serving import free_port
 
 START_S = 30.0
+PROMPT = '[[mock {"completion": 200}]] Tell me about sluices.'  # the mock would say 200 tokens
 
 CONFIG = """
 server: {listen: "127.0.0.1:0"}
@@ -35,19 +36,20 @@ tenants:
     keys:
       - {name: roomy, key: sk-demo-roomy, limits: [100k tokens/minute]}
       - {name: tight, key: sk-demo-tight, limits: [100 tokens/minute]}
-      - {name: small, key: sk-demo-small, limits: [60 output tokens/day]}
+      - {name: small, key: sk-demo-small, limits: [100 output tokens/day]}
 """
 
 
 def demo() -> None:
     """Show a stream, a refusal, a truncation and what was used, against a mock on this machine. Leaves nothing behind."""
     with tempfile.TemporaryDirectory() as directory, _gateway(Path(directory)) as url:
-        _title("A streamed answer, byte by byte as it comes")
+        _title("A streamed answer")
         _stream(url, "sk-demo-roomy", 40)
         _title("A refusal: the second call does not fit into 100 tokens a minute")
         for _ in range(2):
             _unary(url, "sk-demo-tight", 60)
-        _title("A truncation: the answer would be longer than the 60 output tokens that the key has for today")
+        _title("A truncation: of the 100 output tokens for today's answers, 60 are there")
+        _unary(url, "sk-demo-small", 40)
         _stream(url, "sk-demo-small", 400)
         _title("What was used")
         console.print(_usage(url, ("sk-demo-roomy", "sk-demo-tight", "sk-demo-small")))
@@ -84,8 +86,8 @@ def _ready(url: str) -> bool:
 
 def _ask(url: str, key: str, max_tokens: int, **fields: Any) -> HTTPResponse:
     """Sends one request, shown as a command. Raises HTTPError for any answer but a 200."""
-    body = {"model": "chat", "max_tokens": max_tokens, **fields, "messages": [{"role": "user", "content": "Tell me about sluices."}]}
-    console.print(f"POST /v1/chat/completions  {key}  {json.dumps(body)}", style="dim", highlight=False)
+    body = {"model": "chat", "max_tokens": max_tokens, **fields, "messages": [{"role": "user", "content": PROMPT}]}
+    console.print(f"POST /v1/chat/completions  {key}  {json.dumps(body)}", style="dim", highlight=False, markup=False)
     headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
     request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(body).encode(), headers)
     answer: HTTPResponse = urllib.request.urlopen(request, timeout=30)
@@ -94,6 +96,8 @@ def _ask(url: str, key: str, max_tokens: int, **fields: Any) -> HTTPResponse:
 
 def _stream(url: str, key: str, max_tokens: int) -> None:
     with _ask(url, key, max_tokens, stream=True) as answer:
+        if "x-sluicegate-max-tokens" in answer.headers:
+            console.print(f"x-sluicegate-max-tokens: {answer.headers['x-sluicegate-max-tokens']}", style="bold", highlight=False)
         for line in answer:
             if line.startswith(b"data: {"):
                 chunk = json.loads(line[6:])
@@ -101,8 +105,6 @@ def _stream(url: str, key: str, max_tokens: int) -> None:
                     console.print(choice["delta"].get("content") or "", end="", highlight=False, markup=False)
                     if choice.get("finish_reason"):
                         console.print(f"\nfinish_reason: {choice['finish_reason']}", style="bold", highlight=False)
-                if "sluicegate" in chunk:
-                    console.print(f"sluicegate: {json.dumps(chunk['sluicegate'])}", style="bold", highlight=False)
 
 
 def _unary(url: str, key: str, max_tokens: int) -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import Iterable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -69,14 +68,15 @@ def _counter_table(views: list[CounterView], known: dict[str, Counter]) -> Table
 
 
 def _hold_table(holds: list[HoldView], known: dict[str, Counter], now_ms: int) -> Table:
-    table = Table("hold", "for", "state", "granted", "seen", "until", "takes")
+    table = Table("hold", "key and deployment", "state", "granted", "seen", "expires in", "takes")
     for hold in sorted(holds, key=lambda hold: hold.expires_ms):
         takes = []
         for key, amount in hold.amounts:
             counter, _ = _named(key, known)
             takes.append(f"{show_amount(counter.unit, amount)} of {name(counter)}" if counter else f"{amount} of {key}")
-        until = f"{_clock(hold.expires_ms)} ({(hold.expires_ms - now_ms) / 1000:+.0f} s)"
-        table.add_row(hold.hold_id, Text(hold.tag), hold.state.replace("_", ", "), str(hold.g), str(hold.seen), until, Text("\n".join(takes)))
+        whose = Text("\n".join(hold.tag.split()[1:]))  # after the request's id, which the hold's begins with
+        left = f"{(hold.expires_ms - now_ms) / 1000:.0f} s"
+        table.add_row(hold.hold_id, whose, hold.state.replace("_", ", "), str(hold.g), str(hold.seen), left, Text("\n".join(takes)))
     return table
 
 
@@ -86,7 +86,3 @@ def _named(key: str, known: dict[str, Counter]) -> tuple[Counter | None, str]:
         return known[key], ""
     prefix, _, label = key.rpartition(":")
     return known.get(prefix), label
-
-
-def _clock(time_ms: int) -> str:
-    return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")

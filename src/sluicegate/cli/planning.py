@@ -60,7 +60,7 @@ class Report(msgspec.Struct):
     output_tokens: int = 0
     claims: list[Claim] = []
     grant: int = 0
-    cost_at_most_nano_usd: int | None = None  # None: no price
+    cost_at_most_nano_usd: int | None = None  # None: no price, or refused
     affordable_output_tokens: int = 0
 
 
@@ -74,7 +74,7 @@ def plan(
     """Tell what would happen to a request now. Sends nothing, takes nothing."""
     found = loaded(config, environment(env_file))
     body = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
-    report = asyncio.run(_report(found, _key(found.policy, key), body))
+    report = asyncio.run(_report(found, _key(found.policy, key), _request(body)))
     if as_json:
         console.print(msgspec.json.encode(report).decode(), markup=False, highlight=False, soft_wrap=True)
     else:
@@ -89,24 +89,29 @@ def _key(policy: Policy, given: str) -> Key:
     return found
 
 
-async def _report(found: Loaded, key: Key, body: bytes) -> Report:
-    report = Report(key.id, [scope.name for scope in key.path], False)
+def _request(body: bytes) -> Request:
     try:
-        request = openai_chat.read_request(body)
-        model = found.policy.models.get(request.model)
-        if model is None or (key.models is not None and model.name not in key.models):
-            report.status, report.code = 404, "model_not_found"
-            report.message = f"The model {request.model!r} does not exist or this key may not use it."
-            return report
-        report.deployments = [deployment.id for deployment in model.deployments]
-        ledger = app.ledger_of(found)
-        await ledger.open()
-        try:
-            await _route(report, found.policy, ledger, key, model, request)
-        finally:
-            await ledger.close()
+        return openai_chat.read_request(body)
     except BadRequest as error:
+        raise InputError(f"{error.param or 'body'}: {error.message}") from None
+
+
+async def _report(found: Loaded, key: Key, request: Request) -> Report:
+    report = Report(key.id, [scope.name for scope in key.path], False)
+    model = found.policy.models.get(request.model)
+    if model is None or (key.models is not None and model.name not in key.models):
+        report.status, report.code = 404, "model_not_found"
+        report.message = f"The model {request.model!r} does not exist or this key may not use it."
+        return report
+    report.deployments = [deployment.id for deployment in model.deployments]
+    ledger = app.ledger_of(found)
+    await ledger.open()
+    try:
+        await _route(report, found.policy, ledger, key, model, request)
+    except BadRequest as error:  # well formed, but nothing that could be held for it
         report.status, report.code, report.message = 400, error.code or "invalid_request", error.message
+    finally:
+        await ledger.close()
     return report
 
 
@@ -132,11 +137,12 @@ async def _attempt(
     if template.has_usd and price is None and policy.unpriced == "refuse":
         report.status, report.code, report.message = 402, "price_unknown", f"A dollar limit applies and {deployment.id} has no price."
         return None
-    misfit = fit(template, figures, price, request.cap is not None)
-    if misfit is not None:
-        return _refused(report, refusals.too_large(misfit.counter, misfit.requested, misfit.fits_output_tokens, show))
     refset = template.refset(ledger.now_ms())
     states = await ledger.peek(refset)
+    misfit = fit(template, figures, price, request.cap is not None)
+    if misfit is not None:
+        report.claims = _claims(template, refset, states, template.amounts(figures, price, 1), figures.need)
+        return _refused(report, refusals.too_large(misfit.counter, misfit.requested, misfit.fits_output_tokens, show))
     amounts = template.amounts(figures, price, 1)
     extends = request.stream and deployment.extend
     aim = figures.aim if extends else figures.want
@@ -219,6 +225,9 @@ def _tell(report: Report) -> None:
         used, held, of = (show_amount(claim.unit, n) for n in (claim.used, claim.held, claim.of))
         line("claim", f"{show_amount(claim.unit, claim.takes)} of {claim.limit}  (used {used}, held {held}, of {of})")
     line("grant", f"{report.grant} output tokens")
-    line("cost", "no price" if report.cost_at_most_nano_usd is None else f"at most {show_amount(Unit.USD, report.cost_at_most_nano_usd)}")
+    if report.cost_at_most_nano_usd is not None:
+        line("cost", f"at most {show_amount(Unit.USD, report.cost_at_most_nano_usd)}")
+    else:
+        line("cost", "not known: no price" if report.allowed else "none")
     line("affordable", f"{report.affordable_output_tokens} output tokens")
     console.print(table)

@@ -1,0 +1,282 @@
+"""The command line as a user has it: real processes, their output and exit codes."""
+
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from sluicegate.config.load import EXAMPLE
+from support_gateway import Child, Mock, answers, call, config, free_port, running_gateway, running_mock
+
+TENANT = "  acme:\n    keys: [{name: k, key: sk-k, limits: [10k tokens/day, $1/day]}]\n"
+
+
+def sluicegate(*arguments: str, cwd: Path, given: str = "", **env: str) -> "subprocess.CompletedProcess[str]":
+    """Runs a command to its end."""
+    command = [sys.executable, "-m", "sluicegate", *arguments]
+    return subprocess.run(command, cwd=cwd, input=given, capture_output=True, text=True, timeout=60, check=False, env=os.environ | env)
+
+
+def written(directory: Path, mock: Mock, tenants: str = TENANT, **options: str) -> str:
+    file = directory / "config.yaml"
+    file.write_text(config(directory, mock.url, tenants, **options))
+    return str(file)
+
+
+# -- serve --------------------------------------------------------------------------------------------------------------------------------
+
+
+def test_serve_with_a_mock_prints_requests_that_work(tmp_path: Path) -> None:
+    """`serve --mock` needs no configuration; the lines that it prints, pasted into a shell, are answered, streamed too; SIGTERM ends both."""
+    port = free_port()
+    child = Child([sys.executable, "-m", "sluicegate", "serve", "--mock", "--port", str(port)], tmp_path / "log")
+    try:
+        child.wait_until(lambda: answers(f"http://127.0.0.1:{port}/readyz"))
+        commands = re.findall(r"^  (curl (?:.*\\\n)?.*)$", child.logged(), re.MULTILINE)
+        unary, streamed, usage = (subprocess.run(["bash", "-c", c], capture_output=True, text=True, timeout=30, check=True).stdout for c in commands)
+    finally:
+        assert child.stop(timeout_s=30) == 0, child.logged()
+    assert json.loads(unary)["choices"][0]["message"]["content"]
+    assert streamed.startswith("data: {")
+    assert streamed.endswith("data: [DONE]\n\n")
+    assert json.loads(usage)["limits"]
+
+
+def test_a_port_in_use_is_said(tmp_path: Path, mock: Mock) -> None:
+    """Exit code 1, and one line that names the port and how to choose another."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        ended = sluicegate("serve", "--config", written(tmp_path, mock), "--port", port, cwd=tmp_path)
+    assert ended.returncode == 1
+    assert f"port {port}" in ended.stderr
+    assert "PORT=" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_the_memory_ledger_is_one_workers(tmp_path: Path, mock: Mock) -> None:
+    """More than one worker on the memory ledger is refused with exit code 2."""
+    ended = sluicegate("serve", "--config", written(tmp_path, mock, ledger="memory://"), "--workers", "2", cwd=tmp_path)
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("sluicegate: ledger: ")
+
+
+def test_a_wrong_configuration_is_named(tmp_path: Path, mock: Mock) -> None:
+    """Exit code 2, with the path and the line of the field, for serve and for check; a file that is not there too."""
+    file = Path(written(tmp_path, mock))
+    file.write_text(file.read_text().replace("limits: [10k tokens/day, $1/day]", "limits: [10k tokens/fortnight]"))
+    for command in (["serve", "--config"], ["check"]):
+        ended = sluicegate(*command, str(file), cwd=tmp_path)
+        assert ended.returncode == 2
+        assert "tenants.acme.keys[0].limits[0]" in ended.stderr
+        assert re.search(r"config.yaml:\d+:", ended.stderr)
+        assert "Traceback" not in ended.stderr
+    assert sluicegate("check", "nothing.yaml", cwd=tmp_path).returncode == 2
+
+
+def test_an_environment_file_is_read(tmp_path: Path, mock: Mock) -> None:
+    """Variables of --env-file are known to the configuration, and the environment wins over it."""
+    file = Path(written(tmp_path, mock))
+    file.write_text(file.read_text().replace("sk-k", '"${SECRET}"').replace("$1/day", '"${DOLLARS}/day"'))
+    (tmp_path / "env").write_text("# of the test\nexport SECRET='sk-other'\nDOLLARS=$9\n")
+    checked = sluicegate("check", str(file), "--env-file", "env", cwd=tmp_path, DOLLARS="$3")
+    assert checked.returncode == 0, checked.stderr
+    assert "$3/day" in checked.stdout
+    assert "$9" not in checked.stdout
+
+
+@pytest.mark.parametrize("ledger", ["sqlite", "redis"])
+def test_workers_drain_settle_and_are_replaced(tmp_path: Path, ledger: str, request: pytest.FixtureRequest) -> None:
+    """With two workers: a dead one is replaced; on SIGTERM open streams run to their end, all is settled, the parent exits 0."""
+    url = request.getfixturevalue("redis") if ledger == "redis" else ""
+    with running_mock(tmp_path, "--ttft", "50ms", "--tpot", "10ms", "--completion", "100") as mock:
+        text = config(tmp_path, mock.url, TENANT, ledger=url)
+        with running_gateway(tmp_path, text, arguments=("--workers", "2")) as gateway:
+            first = workers_of(gateway.pid)
+            assert len(first) == 2
+            os.kill(first[0], signal.SIGKILL)
+            gateway.wait_until(lambda: len(workers_of(gateway.pid)) == 2 and first[0] not in workers_of(gateway.pid))
+            streams = [Stream(gateway.port) for _ in range(8)]
+            gateway.wait_until(lambda: mock.stats()["total"]["in_flight"] == 8)
+            gateway.send(signal.SIGTERM)
+            assert [stream.result() for stream in streams] == [100] * 8
+            assert gateway.process.wait(15) == 0
+        produced = mock.total()["tokens"]
+    shown = sluicegate("ledger", "show", "--config", str(tmp_path / "gateway.yaml"), cwd=tmp_path)
+    assert "no holds" in shown.stdout
+    assert re.search(rf"key k tokens/day .* {produced} +│ 0 +│ 10000", shown.stdout), (produced, shown.stdout)
+
+
+def test_a_second_signal_cuts(tmp_path: Path) -> None:
+    """Streams that would take a minute end within two seconds of the second signal, and are settled."""
+    with running_mock(tmp_path, "--tpot", "60ms", "--completion", "1000") as mock:
+        with running_gateway(tmp_path, config(tmp_path, mock.url, TENANT), arguments=("--workers", "2")) as gateway:
+            streams = [Stream(gateway.port) for _ in range(4)]
+            gateway.wait_until(lambda: mock.stats()["total"]["in_flight"] == 4)
+            gateway.send(signal.SIGTERM)
+            time.sleep(0.5)
+            assert gateway.process.poll() is None
+            cut_at = time.monotonic()
+            gateway.send(signal.SIGINT)
+            assert gateway.process.wait(15) == 0
+            assert time.monotonic() - cut_at < 4
+            for stream in streams:
+                stream.result()
+        assert mock.total()["disconnects"] == 4
+    shown = sluicegate("ledger", "show", "--config", str(tmp_path / "gateway.yaml"), cwd=tmp_path)
+    assert "no holds" in shown.stdout
+
+
+class Stream(threading.Thread):
+    """Reads one streamed answer; `result` is how many chunks with output came."""
+
+    def __init__(self, port: int) -> None:
+        super().__init__()
+        self.port = port
+        self.chunks = 0
+        self.start()
+
+    def run(self) -> None:
+        body = {"model": "chat", "stream": True, "max_tokens": 1000, "messages": [{"role": "user", "content": "Hello"}]}
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        try:
+            connection.request("POST", "/v1/chat/completions", json.dumps(body), {"authorization": "Bearer sk-k"})
+            for line in connection.getresponse():
+                self.chunks += b'"content":"' in line and b'"content":""' not in line
+        except (OSError, http.client.HTTPException):
+            pass  # cut
+        finally:
+            connection.close()
+
+    def result(self) -> int:
+        self.join(30)
+        assert not self.is_alive()
+        return self.chunks
+
+
+def workers_of(pid: int) -> list[int]:
+    """The child processes of one."""
+    listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
+    return [int(child) for child, parent in (line.split() for line in listed.splitlines()) if int(parent) == pid]
+
+
+# -- the others ---------------------------------------------------------------------------------------------------------------------------
+
+
+def test_check_says_what_the_example_means(tmp_path: Path) -> None:
+    """Tenants, limits with window and next reset, models and deployments, and a warning for keys in plain text."""
+    checked = sluicegate("check", str(EXAMPLE), cwd=tmp_path)
+    assert checked.returncode == 0, checked.stderr
+    for expected in ("normal", "tight", "batch", "300 tokens/minute", "refills over 1m", "$100/month", "00:00:00 UTC", "mock/mock-small", "warning"):
+        assert expected in checked.stdout
+    assert "sk-sluicegate" not in checked.stdout
+
+
+def test_plan_tells_what_would_happen_and_sends_nothing(tmp_path: Path, mock: Mock) -> None:
+    """Allowed: claims, grant and cost, in the stated order; neither the mock nor the ledger has noticed."""
+    file = written(tmp_path, mock)
+    (tmp_path / "body.json").write_text(json.dumps({"model": "chat", "max_tokens": 100, "messages": [{"role": "user", "content": "x" * 40}]}))
+    before = mock.stats()["total"]["requests"]
+    told = sluicegate("plan", "--config", file, "--key", "sk-k", "body.json", cwd=tmp_path)
+    assert told.returncode == 0, told.stderr
+    heads = [line.split()[0] for line in told.stdout.splitlines() if line[:1].strip()]
+    assert list(dict.fromkeys(heads)) == ["key", "allowed", "deployments", "estimate", "claim", "grant", "cost", "affordable"]
+    body = (tmp_path / "body.json").read_text()
+    as_json = json.loads(sluicegate("plan", "--config", file, "--key", "acme/@k", "--json", "-", cwd=tmp_path, given=body).stdout)
+    assert (as_json["key"], as_json["path"], as_json["allowed"]) == ("acme/@k", ["acme", "k"], True)
+    assert (as_json["input_tokens"], as_json["output_tokens"], as_json["grant"]) == (17, 100, 100)
+    assert {claim["limit"]: claim["takes"] for claim in as_json["claims"]} == {"key k tokens/day": 147, "key k usd/day": 123_500}
+    assert as_json["cost_at_most_nano_usd"] == 123_500
+    assert mock.stats()["total"]["requests"] == before
+    assert "no holds" in sluicegate("ledger", "show", "--config", file, cwd=tmp_path).stdout
+
+
+def test_plan_agrees_with_the_gateway(tmp_path: Path) -> None:
+    """Of an exhausted key and of a limit that needs time, plan tells status, code and message that the gateway then answers."""
+    tenants = "  acme:\n    keys: [{name: k, key: sk-k, limits: [40 output tokens/day]}, {name: m, key: sk-m, limits: [100 tokens/minute]}]\n"
+    with running_mock(tmp_path, "--completion", "40") as mock, running_gateway(tmp_path, config(tmp_path, mock.url, tenants)) as gateway:
+        for key, status in (("sk-k", 429), ("sk-m", 429)):
+            assert gateway.chat(key, max_tokens=60)[0] == 200
+            body = {"model": "chat", "max_tokens": 60, "messages": [{"role": "user", "content": "Hello"}]}
+            file = str(tmp_path / "gateway.yaml")
+            planned = json.loads(sluicegate("plan", "--config", file, "--key", key, "--json", "-", cwd=tmp_path, given=json.dumps(body)).stdout)
+            answered, headers, told = gateway.chat(key, max_tokens=60)
+            assert answered == planned["status"] == status
+            assert planned["allowed"] is False
+            assert (planned["code"], planned["limited_by"]) == (told["error"]["code"], headers["x-sluicegate-limited-by"])
+            assert ("retry-after" in headers) == (planned["retry_after_s"] is not None)
+
+
+@pytest.mark.parametrize(
+    ("key", "body", "expected"),
+    [("sk-nobody", "{}", "--key"), ("sk-k", '{"model": ', "JSON"), ("sk-k", '{"model": "chat", "messages": 5}', "messages")],
+)
+def test_wrong_input_of_plan_is_named(tmp_path: Path, mock: Mock, key: str, body: str, expected: str) -> None:
+    """Exit code 2 and one line for a key that is not known and for a body that is not a request."""
+    ended = sluicegate("plan", "--config", written(tmp_path, mock), "--key", key, "-", cwd=tmp_path, given=body)
+    assert ended.returncode == 2
+    assert expected in ended.stderr
+    assert len(ended.stderr.splitlines()) == 1
+
+
+def test_ledger_show_tells_counters_and_holds_in_words(tmp_path: Path) -> None:
+    """While a stream is open its hold is there, with its key and what it takes; afterwards what was used."""
+    with (
+        running_mock(tmp_path, "--tpot", "5ms", "--completion", "400") as mock,
+        running_gateway(tmp_path, config(tmp_path, mock.url, TENANT)) as gateway,
+    ):
+        stream = Stream(gateway.port)
+        gateway.wait_until(lambda: mock.stats()["total"]["in_flight"] == 1)
+        shown = sluicegate("ledger", "show", "--config", str(tmp_path / "gateway.yaml"), cwd=tmp_path).stdout
+        assert stream.result() == 400
+        used = mock.total()["tokens"]
+        after = sluicegate("ledger", "show", "--config", str(tmp_path / "gateway.yaml"), cwd=tmp_path).stdout
+    assert re.search(r"req_\w+\.1 │ acme/@k +│ open +│ 1000 ", shown)
+    assert "│ mock/mock-model │" in shown
+    assert "1012 of key k tokens/day" in shown
+    assert "no holds" in after
+    assert re.search(rf"key k tokens/day .* {used} ", after)
+
+
+def test_the_mock_refuses_an_option_that_it_does_not_have(tmp_path: Path) -> None:
+    """Exit code 2 and the option's name; a value that is missing too."""
+    for arguments in (["--nonsense", "1"], ["--ttft"], ["--tpot", "soon"]):
+        ended = sluicegate("mock", "--port", str(free_port()), *arguments, cwd=tmp_path)
+        assert ended.returncode == 2
+        assert arguments[0].lstrip("-") in ended.stderr
+        assert "Traceback" not in ended.stderr
+
+
+def test_demo_shows_all_of_it(tmp_path: Path) -> None:
+    """A stream, a refusal, a truncation and the usage table, in a directory of its own; exit code 0."""
+    shown = sluicegate("demo", cwd=tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    for expected in ("finish_reason: length", "429 rate_limit_exceeded", "x-sluicegate-max-tokens: 60", "key small output_tokens/day"):
+        assert expected in shown.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unknown_command_is_a_usage_error(tmp_path: Path) -> None:
+    """Exit code 2 for what the command line does not know, 0 for its help, with every command in it."""
+    assert sluicegate("fly", cwd=tmp_path).returncode == 2
+    shown = sluicegate("--help", cwd=tmp_path)
+    assert shown.returncode == 0
+    assert all(command in shown.stdout for command in ("serve", "mock", "check", "plan", "ledger", "demo"))
+    assert "worker" not in shown.stdout
+
+
+def test_what_is_served_is_named_to_who_asks_for_something_else(tmp_path: Path, mock: Mock) -> None:
+    """`--port` wins over the configuration, and an unknown path is a JSON 404."""
+    with running_gateway(tmp_path, config(tmp_path, mock.url, TENANT)) as gateway:
+        status, headers, body = call(f"{gateway.url}/v1/images/generations", {}, "sk-k")
+    assert status == 404
+    assert headers["content-type"] == "application/json"
+    assert "/v1/chat/completions" in json.loads(body)["error"]["message"]
