@@ -240,7 +240,7 @@ def test_ledger_show_tells_counters_and_holds_in_words(tmp_path: Path) -> None:
         used = mock.total()["tokens"]
         after = sluicegate("ledger", "show", "--config", str(tmp_path / "gateway.yaml"), cwd=tmp_path).stdout
     assert re.search(r"req_\w+\.1 │ acme/@k +│ open +│ 1000 ", shown)
-    assert "│ mock/mock-model │" in shown
+    assert "│ mock/mock-model " in shown
     assert "1012 of key k tokens/day" in shown
     assert "no holds" in after
     assert re.search(rf"key k tokens/day .* {used} ", after)

@@ -12,8 +12,8 @@ SOURCE = Path(__file__).parents[2] / "src" / "sluicegate"
 TESTS = Path(__file__).parents[1]
 
 # The ratchet: lowered when the longest gets shorter, never raised.
-FUNCTION_LINES_MAX = 70
-MODULE_LINES_MAX = 450
+FUNCTION_LINES_MAX = 50
+MODULE_LINES_MAX = 430
 
 IMPURE = {
     *("asyncio", "concurrent", "threading", "multiprocessing", "subprocess", "signal", "queue", "sched", "select", "selectors"),
@@ -35,8 +35,7 @@ MAY_IMPORT = {
     "mock": {"core", "http"},
     "supervisor": set(),
 }
-BACKENDS = {"ledger.memory", "ledger.sqlite", "ledger.redis", "ledger.link"}
-WIRED_BY_APP_ALONE = {"app", "gateway", "relay", "supervisor", "cli", *BACKENDS}
+WIRED_BY_APP_ALONE = {"app", "supervisor", "cli", "mock", "ledger.memory", "ledger.sqlite", "ledger.redis", "ledger.link", "http.server"}
 
 
 def modules() -> Iterator[tuple[str, ast.Module]]:
@@ -91,12 +90,12 @@ def test_parts_import_only_what_is_below_them() -> None:
 
 
 def test_only_app_and_cli_wire() -> None:
-    """Nobody but the composition root and the command line knows a ledger's backend, the gateway or the supervisor."""
+    """Nobody but the composition root and the command line knows a ledger's backend, the server, the supervisor or the mock."""
     for name, tree in modules():
         part = name.split(".")[0]
         if part not in ("app", "cli", "__main__"):
             wrong = {imported for imported in ours(tree) if below(imported, WIRED_BY_APP_ALONE) and imported.split(".")[0] != part}
-            assert wrong <= ({"relay"} if part == "gateway" else set()), name
+            assert not wrong, name
 
 
 def test_functions_and_modules_stay_short() -> None:
