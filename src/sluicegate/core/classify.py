@@ -106,7 +106,9 @@ def failed(status: int, headers: Mapping[bytes, bytes], failure: Failure | None,
         return Outcome(name, bill, True, shown, "upstream_error", code, text, None, retry_after)
     code = said.code if said.code and not said.code.isdigit() else "invalid_request"
     text = message or _described(status, failure is None)
-    return Outcome(name, bill, elsewhere, meaning, said.type or "invalid_request_error", mask(code, credentials), text, said.param)
+    kind = mask(said.type, credentials) or "invalid_request_error"
+    param = mask(said.param, credentials) if said.param is not None else None
+    return Outcome(name, bill, elsewhere, meaning, kind, mask(code, credentials), text, param)
 
 
 def mask(text: str, credentials: Headers = ()) -> str:

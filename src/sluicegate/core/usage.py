@@ -48,13 +48,17 @@ def merge(earlier: Usage | None, later: Usage) -> Usage:
     if earlier is None:
         return later
     return Usage(
-        later.input_tokens or earlier.input_tokens or later.input_tokens,
-        later.output_tokens or earlier.output_tokens or later.output_tokens,
+        _latest(earlier.input_tokens, later.input_tokens),
+        _latest(earlier.output_tokens, later.output_tokens),
         later.cached_tokens or earlier.cached_tokens,
         later.cache_write_tokens or earlier.cache_write_tokens,
         later.reasoning_tokens or earlier.reasoning_tokens,
-        later.cost_nano_usd or earlier.cost_nano_usd or later.cost_nano_usd,
+        _latest(earlier.cost_nano_usd, later.cost_nano_usd),
     )
+
+
+def _latest(earlier: int | None, later: int | None) -> int | None:
+    return earlier if later is None or (not later and earlier is not None) else later
 
 
 def settle_figures(

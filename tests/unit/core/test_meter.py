@@ -1,0 +1,140 @@
+"""Counting text and metering output."""
+
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sluicegate.core.meter import TEXT_MAX, Meter, count, load, size, tokenizers
+from sluicegate.dialects.form import Delta
+
+VOCABULARY = "o200k_base"
+PROSE = "The quick brown fox doesn't jump over 12345 lazy dogs.\n\n  def f(x):\n\treturn  x / 2  # ünïcode 字符 🙂 \r\n" * 10
+
+
+def metered(pieces: list[str], tokenizer: str = VOCABULARY) -> Meter:
+    """A meter that has seen these deltas of one choice."""
+    meter = Meter(tokenizer, 1000)
+    for piece in pieces:
+        meter.add(Delta(0, piece))
+    return meter
+
+
+def test_bytes_without_a_vocabulary() -> None:
+    """Without a vocabulary a text counts its bytes: no token is shorter than one."""
+    assert count("abc", "") == 3
+    assert count("é字🙂", "") == 9
+    assert size("\ud800") == 3
+
+
+def test_tokens_with_a_vocabulary() -> None:
+    """With one it counts tokens, a lone surrogate included."""
+    load(VOCABULARY)
+    assert count("hello world", VOCABULARY) == 2
+    assert count("", VOCABULARY) == 0
+    assert count("a\ud800b", VOCABULARY) >= 2
+
+
+def test_long_text_counts_its_bytes() -> None:
+    """Above 256 KiB a text is not tokenized: that would block the worker."""
+    text = "word " * (TEXT_MAX // 5 + 1)
+    assert count(text, VOCABULARY) == len(text)
+
+
+def test_vocabularies_are_named() -> None:
+    """A config can be checked against the names that exist."""
+    assert {"o200k_base", "cl100k_base"} <= set(tokenizers())
+
+
+@pytest.mark.parametrize("tokenizer", ["o200k_base", "cl100k_base"])
+@given(st.lists(st.integers(1, 12), min_size=1, max_size=30))
+def test_pieces_count_like_the_whole(tokenizer: str, lengths: list[int]) -> None:
+    """Text of several tokens per delta, however it is cut, counts within a token in fifty of the text as a whole."""
+    pieces, at = [], 0
+    while at < len(PROSE):
+        pieces.append(PROSE[at : at + lengths[len(pieces) % len(lengths)]])
+        at += len(pieces[-1])
+    whole = count(PROSE, tokenizer)
+    assert max(whole, len(pieces)) <= metered(pieces, tokenizer).seen <= max(whole, len(pieces)) + whole // 50
+
+
+def test_never_less_than_one_per_delta() -> None:
+    """A delta is at least a token, also where the vocabulary would merge it with the one before."""
+    assert count("hello", VOCABULARY) == 1
+    assert metered(list("hello")).seen == 5
+
+
+def test_empty_deltas_count_nothing() -> None:
+    """A delta without text and calls is nothing."""
+    assert metered(["", ""]).seen == 0
+
+
+@pytest.mark.parametrize("tokenizer", ["", VOCABULARY])
+def test_tool_calls(tokenizer: str) -> None:
+    """A tool call adds eight tokens of framing that nobody sees."""
+    meter = Meter(tokenizer, 1000)
+    meter.add(Delta(0, "", 2))
+    assert meter.seen == 16
+    meter.add(Delta(0, "x", 1))
+    assert meter.seen == 25
+
+
+@pytest.mark.parametrize("tokenizer", ["", VOCABULARY])
+def test_choices_are_counted_apart(tokenizer: str) -> None:
+    """Text of one choice does not merge with that of another."""
+    meter = Meter(tokenizer, 1000)
+    for choice in (0, 1, 0, 1):
+        meter.add(Delta(choice, "a"))
+    assert (meter.of(0), meter.of(1), meter.of(7), meter.seen) == (2, 2, 0, 4)
+
+
+def test_factor_rounds_up() -> None:
+    """What a deployment bills beyond what it shows is added, rounded up once over all; `counted` is without it."""
+    meter = Meter("", 1300)
+    meter.add(Delta(0, "abc"))
+    assert (meter.seen, meter.counted, meter.largest, meter.of(0)) == (4, 3, 4, 4)
+    meter.add(Delta(1, "abc"))
+    assert (meter.seen, meter.counted, meter.largest, meter.of(1)) == (8, 6, 4, 4)
+
+
+def test_largest_growth() -> None:
+    """The largest single delta so far is known: it is what may come at once."""
+    meter = metered(["a", "b" * 300, "c"], "")
+    assert meter.largest == 300
+
+
+def test_dense_text_is_not_undercounted() -> None:
+    """Four characters of four tokens each count as such, though they come without spaces (case 107)."""
+    pieces = ["鬱魘黌驫", "麤龘齾爨", "籲灪麣鸞"] * 20
+    assert metered(pieces).seen >= count("".join(pieces), VOCABULARY)
+
+
+def test_exact_says_which() -> None:
+    """Whether tokens or bytes are counted is told."""
+    assert Meter(VOCABULARY, 1000).exact and not Meter("", 1000).exact
+
+
+@given(st.lists(st.text(max_size=40), max_size=30), st.integers(1000, 3000))
+def test_seen_never_falls(pieces: list[str], factor_milli: int) -> None:
+    """Whatever comes, the meter only grows, and by at least one for each delta with text."""
+    meter = Meter(VOCABULARY, factor_milli)
+    for piece in pieces:
+        before = meter.counted
+        meter.add(Delta(0, piece))
+        assert meter.counted >= before
+    assert meter.seen == -(-meter.counted * factor_milli // 1000)
+    assert meter.counted >= sum(bool(piece) for piece in pieces)
+
+
+@pytest.mark.parametrize("piece", ["a", " ", "字", "\n", "a ", "\ud800"])
+def test_time_is_linear(piece: str) -> None:
+    """Hostile streams (no spaces, only spaces) cost the same per delta at their end as at their start."""
+
+    def seconds(n: int) -> float:
+        began = time.process_time()
+        metered([piece] * n)
+        return time.process_time() - began
+
+    small = min(seconds(2_000) for _ in range(3))
+    assert min(seconds(8_000) for _ in range(3)) < 10 * small

@@ -1,0 +1,166 @@
+"""Merging reports of usage, and what an attempt is charged."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sluicegate.core.prices import Price
+from sluicegate.core.usage import NOTHING, Charge, Usage, merge, settle_figures
+
+PRICE = Price(1000, 2000, cached_input=500, reasoning=3000)  # nano-USD per token: 1, 2, 0.5, 3
+CALL: dict[str, Any] = {
+    "ended": "complete",
+    "seen": 40,
+    "margin": 5,
+    "cap": 500,
+    "input_bound": 100,
+    "visible": True,
+    "stops_on_close": True,
+    "price": PRICE,
+}
+
+
+def settled(usage: Usage | None, **change: Any) -> Charge:
+    """The charge of a usual call with these changes."""
+    return settle_figures(usage, **{**CALL, **change})
+
+
+def test_later_reports_replace_earlier_ones() -> None:
+    """Reports are cumulative, never summed (cases 52, 53)."""
+    usage = None
+    for tokens in (10, 20, 30):
+        usage = merge(usage, Usage(7, tokens))
+    assert usage == Usage(7, 30)
+    assert merge(Usage(9, 1, cached_tokens=4), Usage(None, 15)) == Usage(9, 15, cached_tokens=4)
+
+
+def test_a_zero_takes_nothing_back() -> None:
+    """A last report of zeros does not undo what was reported before; zeros alone stay zeros."""
+    assert merge(Usage(9, 30), Usage(0, 0)) == Usage(9, 30)
+    assert merge(Usage(None, 0), Usage(0, None)) == Usage(0, 0)
+
+
+def test_complete_usage_wins() -> None:
+    """What the upstream reports of a whole answer is charged, above or below the meter."""
+    assert settled(Usage(50, 333)) == Charge(50, 333, 50 + 666, "reported")
+    assert settled(Usage(50, 3)) == Charge(50, 3, 56, "reported")
+    assert settled(Usage(50, 900)).output_tokens == 900
+
+
+def test_classes_of_tokens() -> None:
+    """Cached and reasoning tokens are charged at their own price."""
+    assert settled(Usage(100, 40, cached_tokens=60, reasoning_tokens=10)).cost_nano_usd == 40 + 30 + 60 + 30
+
+
+@pytest.mark.parametrize(
+    ("usage", "want"),
+    [
+        (Usage(0, 40), (100, 40, "partly")),
+        (Usage(None, 40), (100, 40, "partly")),
+        (Usage(50, None), (50, 45, "partly")),
+        (Usage(50, 0), (50, 40, "partly")),
+        (Usage(0, 0), (100, 40, "counted")),
+        (Usage(), (100, 45, "counted")),
+        (None, (100, 45, "counted")),
+    ],
+)
+def test_missing_fields_are_estimated_one_by_one(usage: Usage | None, want: tuple[int, int, str]) -> None:
+    """A count that is missing, or zero where there was something, is replaced, and that alone; the source says so (cases 54, 55)."""
+    charge = settled(usage)
+    assert (charge.input_tokens, charge.output_tokens, charge.source) == want
+
+
+def test_zero_is_zero_only_if_nothing_was_counted() -> None:
+    """A report of zeros stands where the meter saw nothing, and costs the fee alone (case 55)."""
+    assert settled(Usage(0, 0), seen=0) == Charge(0, 0, 0, "reported")
+    assert settled(Usage(0, 0), seen=0, price=Price(1, 1, request_fee=9)).cost_nano_usd == 9
+    assert settled(Usage(50, 0), seen=0) == Charge(50, 0, 50, "reported")
+
+
+def test_unknown_classes_cost_the_dearest() -> None:
+    """Tokens of which only the number is known are charged at the dearest class."""
+    assert settled(None).cost_nano_usd == 100 * 1 + 45 * 3
+
+
+@pytest.mark.parametrize(
+    ("change", "output", "source"),
+    [
+        ({}, 45, "counted"),
+        ({"ended": "closed"}, 45, "counted"),
+        ({"ended": "closed", "stops_on_close": False}, 500, "held"),
+        ({"ended": "complete", "stops_on_close": False}, 45, "counted"),
+        ({"ended": "complete", "visible": False}, 500, "held"),
+        ({"ended": "closed", "visible": False}, 500, "held"),
+        ({"ended": "broken"}, 45, "counted"),
+        ({"ended": "broken", "stops_on_close": False}, 500, "held"),
+        ({"ended": "broken", "visible": False}, 500, "held"),
+        ({"margin": 1000}, 500, "counted"),
+        ({"seen": 3000}, 3000, "counted"),
+    ],
+)
+def test_without_usage(change: dict[str, Any], output: int, source: str) -> None:
+    """All that may have been produced is charged, at most the cap that was sent, never less than was seen (cases 57, 108, 109)."""
+    charge = settled(None, **change)
+    assert (charge.input_tokens, charge.output_tokens, charge.source) == (100, output, source)
+
+
+def test_a_report_of_an_unfinished_answer_only_raises() -> None:
+    """Usage that stood at some point of an answer that went on never lowers the charge (case 58); the input it names is taken."""
+    charge = settled(Usage(30, 1), ended="closed")
+    assert (charge.input_tokens, charge.output_tokens, charge.source) == (30, 45, "partly")
+    assert settled(Usage(30, 60), ended="closed").output_tokens == 60
+
+
+@pytest.mark.parametrize(
+    ("policy", "seen", "want"),
+    [
+        ("charge", 0, (100, 500)),
+        ("input_only", 0, (100, 0)),
+        ("input_only", 40, (100, 40)),
+        ("free", 0, (0, 0)),
+        ("free", 40, (100, 40)),
+    ],
+)
+def test_unknown_outcome(policy: str, seen: int, want: tuple[int, int]) -> None:
+    """What nobody knows is charged as the operator says, but what was read of it always is."""
+    charge = settled(None, ended="broken", visible=False, seen=seen, unknown_outcome=policy)
+    assert (charge.input_tokens, charge.output_tokens) == want
+    assert (charge == NOTHING) is (want == (0, 0))
+
+
+def test_cost_of_the_provider() -> None:
+    """A cost that the provider reports with a whole usage wins, unless it is nothing; beside a part of one it is not trusted."""
+    assert settled(Usage(50, 40, cost_nano_usd=7)).cost_nano_usd == 7
+    assert settled(Usage(50, 40, cost_nano_usd=0)).cost_nano_usd == 130
+    assert settled(Usage(50, None, cost_nano_usd=7)).cost_nano_usd == 50 + 135
+    assert settled(Usage(50, 40, cost_nano_usd=7), price=None).cost_nano_usd == 7
+
+
+def test_unpriced() -> None:
+    """Without a price a call costs nothing and still counts its tokens."""
+    assert settled(Usage(50, 40), price=None) == Charge(50, 40, 0, "reported")
+
+
+COUNTS = st.none() | st.integers(0, 10**6)
+
+
+@given(
+    usage=st.none() | st.builds(Usage, COUNTS, COUNTS),
+    ended=st.sampled_from(["complete", "closed", "broken"]),
+    seen=st.integers(0, 10**6),
+    margin=st.integers(0, 10**4),
+    cap=st.integers(0, 10**6),
+    visible=st.booleans(),
+    stops_on_close=st.booleans(),
+    unknown_outcome=st.sampled_from(["charge", "input_only", "free"]),
+)
+def test_never_less_than_was_seen(usage: Usage | None, **call: Any) -> None:
+    """Unless a whole answer's usage says otherwise, what was read is charged; nothing is ever negative."""
+    charge = settled(usage, **call)
+    assert min(charge.input_tokens, charge.output_tokens, charge.cost_nano_usd) >= 0
+    if call["ended"] != "complete" or usage is None or not usage.output_tokens:
+        assert charge.output_tokens >= call["seen"]
+    if call["ended"] == "broken" and call["unknown_outcome"] == "charge" and not call["visible"]:
+        assert charge.output_tokens >= call["cap"]
