@@ -134,7 +134,7 @@ class Link:
         self._scripts = scripts
         self._jitter = jitter
         self._log = log
-        self._connection: _Connection | None = None
+        self._connection: Connection | None = None
         self._down = "not connected yet"
         self._troubled: dict[str, float] = {}  # commands that Redis fails, by the time of the last failure
         self._policy_unknown = False
@@ -152,9 +152,10 @@ class Link:
             return
         self._task.cancel()
         await asyncio.wait([self._task])
-        if self._connection is not None:
-            self._connection.end("closed", abort=False)
-        self._connection, self._down = None, "closed"
+        connection, self._down = self._connection, "closed"
+        if connection is not None:
+            connection.end("closed", abort=False)
+            await asyncio.wait([connection.closed], timeout=self.timeout_s)
 
     def call(self, command: Command, packed: bytes, asked: Any = None) -> "asyncio.Future[Any]":
         """Sends; the future has what `command.read` makes of the reply. asked: for `on_late`; its `hold_id` keeps order if a script is missing."""
@@ -177,9 +178,9 @@ class Link:
                 self._log.info("ledger connected", address=str(self._address), link=self._name)
                 if not first.done():
                     first.set_result(None)
-                reason = await connection.lost
+                await asyncio.wait([connection.lost])  # awaited itself, it would be cancelled with this task
                 self._connection = None
-                self._went_down(reason)
+                self._went_down(connection.lost.result())
             if not first.done():
                 fail(first, f"cannot use the ledger at {self._address}: {self._down}")
             pause_s = min(BACKOFF_S[0] * 2**attempts, BACKOFF_S[1])
@@ -191,15 +192,15 @@ class Link:
             self._log.warning("ledger away", address=str(self._address), link=self._name, reason=reason)
         self._down = reason
 
-    async def _connect(self) -> "_Connection":
+    async def _connect(self) -> "Connection":
         loop, at = asyncio.get_running_loop(), self._address
         async with asyncio.timeout(self.timeout_s):
             if at.path:
-                _, connection = await loop.create_unix_connection(lambda: _Connection(self, loop), at.path)
+                _, connection = await loop.create_unix_connection(lambda: Connection(self, loop), at.path)
             else:
                 if at.tls and self._tls is None:
                     self._tls = ssl.create_default_context(cafile=at.ca_file or None)
-                _, connection = await loop.create_connection(lambda: _Connection(self, loop), at.host, at.port, ssl=self._tls)
+                _, connection = await loop.create_connection(lambda: Connection(self, loop), at.host, at.port, ssl=self._tls)
             try:
                 await self._greet(connection)
             except BaseException:
@@ -207,7 +208,7 @@ class Link:
                 raise
         return connection
 
-    async def _greet(self, connection: "_Connection") -> None:
+    async def _greet(self, connection: "Connection") -> None:
         """Makes a connection fit for use, in one write. Raises LedgerUnavailable if it cannot be."""
         at = self._address
         credential = ("AUTH", at.username or "default", at.password) if at.password else ()
@@ -227,7 +228,7 @@ class Link:
             self._policy_unknown = True
             self._log.warning("ledger policy unknown: see that maxmemory-policy is noeviction", address=str(at), reason=str(policy.exception()))
 
-    def lost(self, connection: "_Connection") -> None:
+    def lost(self, connection: "Connection") -> None:
         """Nothing more is sent on this connection."""
         if self._connection is connection:
             self._connection = None
@@ -249,11 +250,12 @@ class Link:
         return bool(self._troubled)
 
 
-class _Connection(asyncio.Protocol):
+class Connection(asyncio.Protocol):
     """One connection: what goes out, who waits for what, and since when nothing was heard."""
 
     def __init__(self, link: Link, loop: asyncio.AbstractEventLoop) -> None:
-        self.lost: asyncio.Future[str] = loop.create_future()
+        self.lost: asyncio.Future[str] = loop.create_future()  # with the reason: no more calls
+        self.closed: asyncio.Future[None] = loop.create_future()  # the socket too
         self._link = link
         self._loop = loop
         self._transport: asyncio.Transport
@@ -355,6 +357,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.end(f"connection lost: {exc or 'closed by the server'}")
+        self.closed.set_result(None)
 
     def end(self, reason: str, abort: bool = True) -> None:
         """Closes and fails every call under way. abort: without sending what has not been sent yet."""

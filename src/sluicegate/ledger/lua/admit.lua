@@ -6,7 +6,7 @@
 --       2 request (msgpack): hold id, replacing, tag, need, aim, want, ttl_ms, {fixed, rate, fixed, rate ...}
 -- Returns {status, now_ms, g, room, state, state, ...}, two figures of state for each counter; then, only if there are any, {swept ...}.
 -- status: 0 granted, 1 refused, 2 stale window, 3 cancelled; the last two have no states.
-local SWEEP_IN_ADMIT, PLENTY = 4, 8
+local SWEEP_IN_ADMIT, PLENTY = '4', 8
 local figures, request = cmsgpack.unpack(ARGV[1]), cmsgpack.unpack(ARGV[2])
 local id, replacing, tag, need, aim, want, ttl_ms, amounts = unpack(request)
 local counters = #KEYS - 2
@@ -98,8 +98,7 @@ for i = 1, counters do
   local fixed, rate = amounts[2 * i - 1], amounts[2 * i]
   local n, slot = amount(fixed, rate, g), 0
   if kind == 'b' then
-    states[2 * i - 1] = states[2 * i - 1] + n
-    put_bucket(key, a, figures[at + 3], states[2 * i - 1], extra[i], extra_more[i])
+    states[2 * i - 1] = put_bucket(key, a, figures[at + 3], states[2 * i - 1], extra[i], extra_more[i], n)
   elseif kind == 's' then
     slot = floor(now_ms / a)
     put_slice(key, a, slot, n)

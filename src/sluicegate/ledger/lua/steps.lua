@@ -5,9 +5,10 @@
 --
 -- Numbers are integers below 2^53, exact in Lua's doubles. An amount goes out only as a number that redis.call or a reply formats, or that
 -- cmsgpack packs; tostring, .. and table.concat print 14 digits.
-local call, floor, ceil, max = redis.call, math.floor, math.ceil, math.max
+local call, floor, ceil, max, min = redis.call, math.floor, math.ceil, math.max, math.min
 local HOLDS, EXPIRIES = KEYS[1], KEYS[2]
 local SLICES, COUNTER_GRACE_MS, EXPIRED_KEPT_MS = 60, 3600000, 604800000
+local FAR_MS = 2 ^ 52  -- no expiry is later than this, however large a debt: a script must not fail between two writes
 local time = call('TIME')
 local now_ms = time[1] * 1000 + floor(time[2] / 1000)
 
@@ -89,14 +90,17 @@ local function refilled(key, gain, per_ms)
   return deficit, x % per_ms, time_ms
 end
 
--- Takes from a bucket at the level that `refilled` gave (or gives back to it). It is forgotten when it would be full.
-local function put_bucket(key, gain, per_ms, deficit, remainder, time_ms)
+-- Takes `more` from a bucket at the level that `refilled` gave, or gives it back; returns the new deficit. The bucket is forgotten when it would
+-- be full; one that is given back to is full earlier than was set before, so its expiry may stay.
+local function put_bucket(key, gain, per_ms, deficit, remainder, time_ms, more)
+  deficit = deficit + more
   if deficit <= 0 then
     call('DEL', key)
-  else
-    call('HSET', key, 'd', deficit, 'r', remainder, 't', time_ms)
-    call('PEXPIREAT', key, time_ms + ceil(deficit * per_ms / gain) + 1)
+    return 0
   end
+  call('HSET', key, 'd', deficit, 'r', remainder, 't', time_ms)
+  if more > 0 then call('PEXPIREAT', key, min(time_ms + ceil(deficit * per_ms / gain) + 1, FAR_MS)) end
+  return deficit
 end
 
 -- The slices of a sliding window that count: by number, their sum, the first of them, and a list of those that no longer count.
@@ -151,7 +155,7 @@ end
 -- Returns a list of {id, tag, g, seen, key, amount, key, amount ...}.
 local function sweep(expired_state, limit)
   local swept = {}
-  for _, id in ipairs(call('ZRANGEBYSCORE', EXPIRIES, '-inf', now_ms, 'LIMIT', 0, limit)) do
+  for _, id in ipairs(call('ZRANGEBYSCORE', EXPIRIES, '-inf', now_ms, 'LIMIT', '0', limit)) do
     local hold = read_hold(id)
     if not hold or hold[2] ~= 'o' then
       drop_hold(id)
@@ -177,7 +181,7 @@ local function replace(figures, i, used_back, held_back, slot, actual)
   if kind == 'b' then
     if actual ~= used_back then
       local deficit, remainder, time_ms = refilled(key, a, b)
-      put_bucket(key, a, b, deficit + actual - used_back, remainder, time_ms)
+      put_bucket(key, a, b, deficit, remainder, time_ms, actual - used_back)
     end
   elseif kind == 's' then
     local more, current = actual - used_back, floor(now_ms / a)
