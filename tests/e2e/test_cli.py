@@ -180,6 +180,16 @@ def test_check_says_what_the_example_means(tmp_path: Path) -> None:
     assert "sk-sluicegate" not in checked.stdout
 
 
+def test_the_configuration_in_the_readme_is_one(tmp_path: Path) -> None:
+    """What the README shows as a configuration is accepted as it stands."""
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    shown = re.search(r"```yaml\n(.*?)```", readme, re.DOTALL)
+    assert shown is not None
+    (tmp_path / "config.yaml").write_text(shown[1])
+    checked = sluicegate("check", "config.yaml", cwd=tmp_path, OPENAI_API_KEY="sk-none")
+    assert checked.returncode == 0, checked.stderr
+
+
 def test_plan_tells_what_would_happen_and_sends_nothing(tmp_path: Path, mock: Mock) -> None:
     """Allowed: claims, grant and cost, in the stated order; neither the mock nor the ledger has noticed."""
     file = written(tmp_path, mock)
