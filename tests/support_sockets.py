@@ -6,13 +6,32 @@ Unit tests: `client(handle)` is a server's connection over a FakeTransport, `Fak
 
 import asyncio
 import contextlib
+import functools
+import inspect
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any
+
+import pytest
+import uvloop
 
 from sluicegate.http.connection import Bounds, ClientConnection, State
 from sluicegate.http.exchange import Handler
 from sluicegate.http.server import Server
+
+
+def on_both_loops(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Runs a test on asyncio's own loop and on uvloop: they differ where connections end."""
+
+    def run(*, new_loop: Callable[[], asyncio.AbstractEventLoop], **arguments: Any) -> None:
+        with asyncio.Runner(loop_factory=new_loop) as runner:
+            runner.run(test(**arguments))
+
+    signature = inspect.signature(test)
+    loop = inspect.Parameter("new_loop", inspect.Parameter.KEYWORD_ONLY)
+    functools.update_wrapper(run, test)
+    run.__signature__ = signature.replace(parameters=[*signature.parameters.values(), loop])  # type: ignore[attr-defined]
+    return pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])(run)
 
 
 async def settle() -> None:
@@ -222,7 +241,7 @@ async def talk(port: int, data: bytes) -> bytes:
 @contextlib.asynccontextmanager
 async def serving(handle: Handler, **options: Any) -> AsyncIterator[Server]:
     """A started server, stopped at the end."""
-    server = Server(handle, **options)
+    server = Server(handle, **{"drain_s": 5.0, **options})
     await server.start()
     try:
         yield server

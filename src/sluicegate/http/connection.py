@@ -292,7 +292,9 @@ class ClientConnection(HttpToolsProtocol):
             else:
                 (self._waiting[-1] if self._waiting else active).keep_alive = False
         elif self.cycle is not None and not self.cycle.response_complete:
-            self._close()
+            if self.cycle.more_body:
+                self._close()
+            self.cycle.keep_alive = False
         else:
             if active is not None:
                 active.lose()

@@ -4,10 +4,10 @@ import asyncio
 import itertools
 
 import pytest
-from support_sockets import FakeTransport, client, error_of, settle, split_answer, sweep
 
 from sluicegate.http.connection import PIPELINED_MAX, Bounds
 from sluicegate.http.exchange import ClientGone, Exchange
+from support_sockets import FakeTransport, client, error_of, settle, split_answer, sweep
 
 Seen = tuple[str, str, bytes, bytes]
 

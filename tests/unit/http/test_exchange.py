@@ -5,10 +5,10 @@ import logging
 from collections.abc import Callable
 
 import pytest
-from support_sockets import FakeTransport, client, settle, split_answer, sweep
 
 from sluicegate.http.connection import HIGH_WATER_BYTES, LOW_WATER_BYTES, Bounds, State
 from sluicegate.http.exchange import BodyTooLarge, ClientGone, Exchange
+from support_sockets import FakeTransport, client, settle, split_answer, sweep
 
 GET = b"GET /x HTTP/1.1\r\nHost: x\r\n\r\n"
 OLD = b"GET /x HTTP/1.0\r\nConnection: keep-alive\r\n\r\n"
