@@ -276,8 +276,8 @@ class Connection(asyncio.Protocol):
         if not self._out:
             self._turn = self._loop.time()
             self._loop.call_soon(self._flush)
-            if self._timer is None:
-                self._timer = self._loop.call_at(self._turn + self._link.timeout_s, self._check)
+        if self._timer is None:
+            self._timer = self._loop.call_at(self._turn + self._link.timeout_s, self._check)
         self._out.append(packed)
         self._waiting.append((future, self._turn, command, packed, asked))
 
