@@ -1,6 +1,7 @@
 """What the client reads: response headers, the start of a stream, and the last bytes of every answer. Sync; nothing here can block."""
 
 from sluicegate.core import refusals
+from sluicegate.core.classify import MESSAGE_MAX, mask
 from sluicegate.core.usage import Usage
 from sluicegate.reject import Reject
 from sluicegate.trip import Attempt, Trip
@@ -36,7 +37,8 @@ def finish(trip: Trip, now: float) -> None:
         exchange.finish(_truncation(trip, attempt))
     else:
         failure = attempt.relay.failure
-        message = failure.message if failure is not None else "The upstream ended its answer early."
+        told = mask(failure.message, attempt.deployment.provider.headers)[:MESSAGE_MAX] if failure is not None else ""
+        message = told or "The upstream ended its answer early."
         _break(trip, message, "upstream_error", "upstream_error")
 
 

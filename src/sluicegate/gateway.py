@@ -169,7 +169,8 @@ class Gateway:
             shown = policy.budget.show_figures
             raise reject.refused(refusals.too_large(misfit.counter, misfit.requested, misfit.fits_output_tokens, shown), shown)
         attempt = Attempt(f"{trip.request_id}.{number}", deployment, figures, template)
-        attempt.extends = request.stream and deployment.extend and not self._learned.exceeded(deployment)
+        attempt.visible = deployment.extend and not self._learned.exceeded(deployment)
+        attempt.extends = request.stream and attempt.visible
         try:
             if deployment.counters:
                 await self._hold_at_deployment(trip, attempt)

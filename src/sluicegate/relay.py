@@ -244,6 +244,7 @@ class Relay:
                 self._done, self.tail = True, raw
                 continue
             elif kind == "error":
+                self._note(event)
                 self.failure, self.ended = event.failure, "died"
                 return
             elif kind == "comment":
@@ -259,7 +260,7 @@ class Relay:
     def _note(self, event: Event) -> None:
         for delta in event.deltas:
             self._meter.add(delta)
-        if event.deltas or event.finishes:
+        if event.deltas or (event.finishes and event.failure is None):
             self.has_output = True
             if event.finishes:
                 self.finishes.update(event.finishes)

@@ -59,7 +59,7 @@ class Attempt:
 
     __slots__ = (
         *("answer", "at_deployment", "billed", "body", "call", "cap", "charge", "deployment", "extends", "figures", "granted", "held"),
-        *("meter", "relay", "usage"),
+        *("meter", "relay", "usage", "visible"),
     )
 
     def __init__(self, hold_id: str, deployment: Deployment, figures: Figures, template: Template) -> None:
@@ -67,6 +67,7 @@ class Attempt:
         self.figures = figures
         self.held = Held(hold_id, template)
         self.at_deployment: Held | None = None
+        self.visible = False  # every token that is billed can be seen in a stream
         self.extends = False
         self.granted = figures.want  # output tokens covered
         self.cap: int | None = None  # per choice, sent upstream
@@ -88,7 +89,7 @@ class Attempt:
     def ended(self) -> Ended:
         """How the upstream's answer ended, for the bill."""
         if self.relay is None:
-            return "complete" if self.answer is not None else "broken"
+            return "complete" if self.answer is not None or self.billed == "yes" else "broken"
         if self.relay.ended == "complete":
             return "complete"
         closed_by_us = self.relay.ended == "truncated" or (self.relay.error is not None and self.relay.error.reason == "closed")
@@ -110,10 +111,10 @@ class Attempt:
             self.usage,
             ended=self.ended,
             seen=meter.seen if meter is not None else 0,
-            margin=self.relay.margin() if self.relay is not None else 0,
+            margin=self.relay.margin() if self.relay is not None and self.relay.ended != "complete" else 0,
             cap=(self.cap or 0) * request.choices,
             input_bound=self.figures.input_bound,
-            visible=deployment.extend and self.relay is not None,
+            visible=self.visible and self.relay is not None,
             stops_on_close=deployment.provider.stops_on_close,
             price=deployment.price,
             unknown_outcome=unknown_outcome,
