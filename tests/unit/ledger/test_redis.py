@@ -1,0 +1,261 @@
+"""What RedisLedger sends, keeps and reads: encodings, lifetimes of keys, records. Verbs: tests/contract; faults: tests/e2e/test_redis_faults.py."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import hiredis
+import msgspec
+import pytest
+import redis as redis_client
+
+from sluicegate.core.claims import Admission, Extension, Ref, RefSet, Reply, Settlement, Swept
+from sluicegate.ledger.contract import GENERATION_MS
+from sluicegate.ledger.link import Command
+from sluicegate.ledger.redis import RedisLedger, _load_scripts
+from support_ledgers import Desk
+
+HOUR_MS = 3_600_000
+HUGE = 2**52 - 1
+
+
+class FakeLink:
+    """Keeps commands and answers each with what the test put there."""
+
+    def __init__(self) -> None:
+        self.sent: list[list[bytes]] = []
+        self.answers: list[Any] = []
+
+    def call(self, command: Command, packed: bytes, asked: Any = None) -> "asyncio.Future[Any]":
+        reader = hiredis.Reader()
+        reader.feed(packed)
+        self.sent.append(reader.gets())
+        assert reader.gets() is False, "one whole command"
+        future = asyncio.get_running_loop().create_future()
+        if self.answers:
+            future.set_result(command.read(self.answers.pop(0)))
+        return future
+
+
+@pytest.fixture
+def offline() -> tuple[RedisLedger, FakeLink]:
+    ledger, link = RedisLedger("redis://nowhere"), FakeLink()
+    ledger._front = ledger._back = link  # type: ignore[assignment]
+    return ledger, link
+
+
+REFS = (
+    Ref("sg1:{acme}:c:acme/@k:tokens:bucket60s", "b", 300, gain=1, per_ms=200),
+    Ref("sg1:{acme}:c:acme:tokens:day:2026-11-30", "w", 1000, 1_000_000, 9_000_000),
+    Ref("sg1:{acme}:c:acme:usd:month:2026-11", "w", 5000, 500_000, 0),
+    Ref("sg1:{acme}:c:acme:requests:sliding", "s", 40, per_ms=1000),
+    Ref("sg1:{acme}:c:acme:concurrent:open", "o", 8),
+)
+
+
+def test_scripts_are_constants_that_say_what_they_take() -> None:
+    """The first line names flags, comments name keys, arguments and returns, and the shared steps stand in between, once."""
+    scripts = _load_scripts({})
+    assert {verb for verb, script in scripts.items() if b"allow-oom" in script.text.split(b"\n")[0]} == {"settle", "renew", "sweep"}
+    for verb, script in scripts.items():
+        assert script.text.startswith(b"#!lua")
+        for word in (f"-- {verb}: ", "-- KEYS  ", "-- ARGV  ", "-- Returns "):
+            assert word.encode() in script.text
+        assert script.text.count(b"-- steps.lua") == (0 if verb == "learned" else 1)
+        assert re.fullmatch(rb"[0-9a-f]{40}", script.sha)
+
+
+async def test_a_call_declares_its_keys_under_one_hash_tag(offline: tuple[RedisLedger, FakeLink]) -> None:
+    """Key and team scopes in one slot of a Redis Cluster: every key of every verb carries the tree's tag."""
+    ledger, link = offline
+    refs = RefSet("acme", REFS)
+    ledger.admit(Admission("h", refs, (1, 0) * 5, 1, 2, 3, 30_000, "tag", "old"))
+    ledger.extend(Extension("h", refs, 4, 5, 3, 30_000))
+    ledger.settle(Settlement("h", refs, (1, 2, 3, 4, 5), "force"))
+    ledger.peek(refs)
+    for sent in link.sent:
+        keys = sent[3 : 3 + int(sent[2])]
+        assert keys == [b"sg1:{acme}:holds", b"sg1:{acme}:expiry", *(ref.key.encode() for ref in REFS)]
+    assert [sent[1] for sent in link.sent] == [ledger.scripts[verb].sha for verb in ("admit", "extend", "settle", "peek")]
+    assert [len(sent) - 3 - 7 for sent in link.sent] == [2, 2, 2, 1]
+    figures = msgspec.msgpack.decode(link.sent[0][10])
+    assert figures == ["h", 1_000_000, 9_000_000, "b", 300, 1, 200, "w", 1000, 9_000_000, 0, "w", 5000, 0, 0, "s", 40, 1000, 0, "o", 8, 0, 0]
+    assert [msgspec.msgpack.decode(sent[11]) for sent in link.sent[:3]] == [
+        ["h", "old", "tag", 1, 2, 3, 30_000, [1, 0] * 5],
+        ["h", 4, 5, 3, 30_000],
+        ["h", "force", [1, 2, 3, 4, 5]],
+    ]
+
+
+async def test_the_static_part_is_encoded_once_for_each_ledger(offline: tuple[RedisLedger, FakeLink]) -> None:
+    """A RefSet that another ledger has packed is packed anew: how expired holds are charged is part of it."""
+    ledger, link = offline
+    other = RedisLedger("redis://nowhere", expired_hold="charge_seen")
+    other._front = link  # type: ignore[assignment]
+    refs = RefSet("acme", REFS)
+    ledger.peek(refs)
+    packed = refs.packed
+    ledger.settle(Settlement("h", refs, (0,) * 5))
+    assert refs.packed is packed
+    other.peek(refs)
+    assert msgspec.msgpack.decode(link.sent[-1][10])[0] == "s"
+
+
+async def test_a_reply_is_read(offline: tuple[RedisLedger, FakeLink]) -> None:
+    """Status, time, grant, states in pairs, and what was swept; its time sets the ledger's clock."""
+    ledger, link = offline
+    refs = RefSet("acme", REFS[:2])
+    swept = [b"id", "tag é".encode(), 7, 3, b"k1", 10, b"k2", HUGE]
+    link.answers = [[0, 1_700_000_000_000, 9, 10, 1, 0, HUGE, 4, [swept]], [3, 5, 0, 0], [3, 5, 0, 0, [swept]]]
+    expected = Swept("id", "tag é", 7, 3, (("k1", 10), ("k2", HUGE)))
+    admission = Admission("h", refs, (1, 0) * 2, 1, 2, 3, 30_000, "tag")
+    assert await ledger.admit(admission) == Reply("granted", 1_700_000_000_000, 9, 10, ((1, 0), (HUGE, 4)), (expected,))
+    assert 0 <= ledger.now_ms() - 1_700_000_000_000 < 1000
+    assert await ledger.admit(admission) == Reply("cancelled", 5)
+    assert await ledger.admit(admission) == Reply("cancelled", 5, swept=(expected,))
+
+
+async def test_a_late_admission_is_cancelled_and_what_it_swept_is_kept(offline: tuple[RedisLedger, FakeLink]) -> None:
+    """Nobody else would write the records of the holds that it charged."""
+    ledger, link = offline
+    admission = Admission("h", RefSet("acme", REFS[:1]), (1, 0), 1, 2, 3, 30_000, "tag")
+    swept = Swept("id", "tag", 7, 3, ())
+    ledger._on_late(ledger.scripts["admit"], Reply("refused", 5, swept=(swept,)), admission)
+    ledger._on_late(ledger.scripts["settle"], None, None)
+    assert link.sent == []
+    ledger._on_late(ledger.scripts["admit"], Reply("granted", 5), admission)
+    assert [msgspec.msgpack.decode(sent[-1]) for sent in link.sent] == [["h", "cancel", [0]]]
+    link.answers = [[5]]
+    assert await ledger.sweep(1) == [swept]
+    link.answers = [[5]]
+    assert await ledger.sweep(1) == []
+
+
+async def test_a_sweep_looks_into_configured_trees_and_those_asked_about(offline: tuple[RedisLedger, FakeLink]) -> None:
+    """Holds of a replica that crashed lie in trees that this one may not have served yet."""
+    ledger, link = offline
+    ledger.trees = lambda: ["configured", "acme"]
+    ledger.peek(RefSet("acme", REFS))
+    ledger.peek(RefSet("other", REFS))
+    link.sent.clear()
+    link.answers = [[1], [1, [b"h", b"t", 1, 0]], [1]]
+    assert [swept.hold_id for swept in await ledger.sweep(64)] == ["h"]
+    assert [sent[3:] for sent in link.sent] == [
+        [f"sg1:{{{tree}}}:holds".encode(), f"sg1:{{{tree}}}:expiry".encode(), b"h", b"64"] for tree in ("acme", "configured", "other")
+    ]
+
+
+# -- what is kept in a real Redis ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def store(redis_url: str) -> Iterator[redis_client.Redis]:
+    """A database of its own, empty."""
+    with redis_client.Redis.from_url(redis_url.removesuffix("/0") + "/8") as client:
+        client.flushdb()
+        yield client
+
+
+@pytest.fixture
+async def desk(redis_url: str, store: redis_client.Redis) -> AsyncIterator[Desk]:
+    ledger = RedisLedger(redis_url.removesuffix("/0") + "/8", 5_000)
+    await ledger.open()
+    yield Desk(ledger)
+    await ledger.close()
+
+
+async def test_every_counter_that_ends_expires(desk: Desk, store: redis_client.Redis) -> None:
+    """A window's an hour after it, a bucket when it would be full, a sliding one when its last slice leaves; what is drained is gone."""
+    now_ms = desk.ledger.now_ms()
+    ending, lifetime = desk.window(1000, "day", now_ms - 1000, now_ms + 60_000), desk.window(1000, "lifetime")
+    bucket, sliding, concurrent = desk.bucket(1000, gain=1, per_ms=50), desk.sliding(1000, slice_ms=1000), desk.concurrent(8)
+    refs = desk.refs(ending, lifetime, bucket, sliding, concurrent)
+    await desk.admit(refs, 10, 0, 10, 0, 10, 0, 10, 0, 1, 0)
+
+    def expiry_ms(ref: Ref) -> int:
+        return int(store.execute_command("PEXPIRETIME", ref.key))
+
+    assert expiry_ms(ending) == now_ms + 60_000 + HOUR_MS
+    assert expiry_ms(lifetime) == -1
+    assert 500 <= expiry_ms(bucket) - now_ms <= 1500
+    assert 60_000 <= expiry_ms(sliding) - now_ms <= 62_000
+    await desk.settle(refs, 10, 10, 100, 10, 1)
+    assert 5000 <= expiry_ms(bucket) - now_ms <= 6000
+    assert expiry_ms(ending) == now_ms + 60_000 + HOUR_MS
+    await desk.settle(refs, 0, 0, 0, 0, 0, hold_id="nothing", mode="force")
+    assert not store.exists(concurrent.key)
+    forced = desk.refs(desk.window(1000, "forced", now_ms - 1000, now_ms + 60_000))
+    await desk.settle(forced, 5, hold_id="unknown", mode="force")
+    assert expiry_ms(forced.refs[0]) == now_ms + 60_000 + HOUR_MS
+
+
+async def test_a_debt_beyond_all_time_does_not_break_a_settle(desk: Desk, store: redis_client.Redis) -> None:
+    """However large the use that an upstream reports: a script must not fail between two writes."""
+    refs = desk.refs(desk.bucket(100, gain=1, per_ms=HOUR_MS), desk.window(1000))
+    await desk.admit(refs, 1, 0, 1, 0)
+    assert await desk.settle(refs, HUGE, HUGE) == "settled"
+    assert await desk.states(refs) == [(HUGE, 0), (HUGE, 0)]
+    assert await desk.holds() == {}
+    assert store.pttl(refs.refs[0].key) > 0
+
+
+async def test_a_hold_record_is_small_and_begins_with_its_version(desk: Desk, store: redis_client.Redis) -> None:
+    """About 300 bytes with four limits and a tag of ordinary length."""
+    key = "acme/team-a/@laptop"
+    buckets = [Ref(f"sg1:{{acme}}:c:{key}:{unit}:bucket60s", "b", 20_000, gain=1, per_ms=50) for unit in ("requests", "tokens")]
+    windows = [Ref("sg1:{acme}:c:acme/team-a:tokens:day:2026-11-30", "w", 10**6), Ref("sg1:{acme}:c:acme:usd:month:2026-11", "w", 5 * 10**11)]
+    refs = RefSet("acme", buckets + windows)
+    tag = f"req_0123456789abcdef|{key}|openai/gpt-4o-mini"
+    await desk.ledger.admit(Admission("req_0123456789abcdef.0", refs, (1, 0, 148, 0, 132, 1000, 20_000, 600_000), 16, 200, 200, 30_000, tag))
+    record = store.hget("sg1:{acme}:holds", "req_0123456789abcdef.0")
+    assert len(record) < 340
+    assert msgspec.msgpack.decode(record)[:5] == [1, "o", 200, 0, tag]
+    assert store.zscore("sg1:{acme}:expiry", "req_0123456789abcdef.0") == pytest.approx(desk.ledger.now_ms() + 30_000, abs=1000)
+
+
+async def test_a_settled_hold_leaves_nothing(desk: Desk, store: redis_client.Redis) -> None:
+    """No tombstone: missing means settled. A marker of a cancel goes with the first sweep after its time."""
+    refs = desk.refs(desk.concurrent(4))
+    await desk.admit(refs, 1, 0)
+    await desk.settle(refs, 1)
+    assert store.keys() == []
+    await desk.settle(refs, 0, hold_id="cancelled", mode="cancel")
+    assert 59_000 < store.zscore("sg1:{t}:expiry", "cancelled") - desk.ledger.now_ms() <= 60_100
+    store.zadd("sg1:{t}:expiry", {"cancelled": 1})
+    assert await desk.ledger.sweep(64) == []
+    assert store.keys() == []
+
+
+async def test_large_amounts_are_exact_through_expiry(desk: Desk, store: redis_client.Redis) -> None:
+    """Held, charged, corrected: 2^52 - 1 keeps its last digit in records, counters and replies."""
+    refs = desk.refs(desk.window(HUGE))
+    await desk.admit(refs, HUGE, 0, ttl_ms=0)
+    (swept,) = await desk.ledger.sweep(64)
+    assert swept.charged == ((refs.refs[0].key, HUGE),)
+    assert store.hgetall(refs.refs[0].key) == {b"u": str(HUGE).encode(), b"h": b"0"}
+    await desk.ledger.renew("t", ["h"], 60_000)
+    assert await desk.states(refs) == [(0, HUGE)]
+    assert await desk.settle(refs, HUGE - 1) == "settled"
+    assert await desk.states(refs) == [(HUGE - 1, 0)]
+
+
+async def test_learned_tables_expire_and_cover_the_generation_before(desk: Desk, store: redis_client.Redis) -> None:
+    """Ten minutes each, two of them counted."""
+    generation = desk.ledger.now_ms() // GENERATION_MS
+    for before, n in ((1, 20), (2, 400)):
+        store.hset(f"sg1:{{learned}}:t:p95:{generation - before}", "7", n)
+    sums = (await desk.ledger.learned({"p95": {"7": 3, "8": 1}}))["p95"]
+    assert sums == {"7": 23, "8": 1} or desk.ledger.now_ms() // GENERATION_MS > generation
+    (key,) = [key for key in store.keys("sg1:{learned}:*") if store.pttl(key) > 0]
+    assert GENERATION_MS < store.pttl(key) <= 2 * GENERATION_MS
+
+
+async def test_two_replicas_share_a_limit(desk: Desk, redis_url: str, store: redis_client.Redis) -> None:
+    """100 tokens a minute: what one has taken is not there for the other."""
+    other = RedisLedger(redis_url.removesuffix("/0") + "/8", 5_000)
+    await other.open()
+    refs = desk.refs(desk.bucket(100))
+    assert (await desk.admit(refs, 100, 0, hold_id="a")).status == "granted"
+    assert (await other.admit(Admission("b", refs, (100, 0), 1, 1, 1, 30_000, ""))).status == "refused"
+    await other.close()
