@@ -350,10 +350,8 @@ class Connection(asyncio.Protocol):
         if now - silent_since >= SILENCE_S:
             self.end(f"nothing answered for {SILENCE_S:g} s")
             return
-        due = silent_since + SILENCE_S
-        if self._overdue < len(self._waiting):
-            due = min(due, self._waiting[self._overdue][1] + timeout_s)
-        self._timer = self._loop.call_at(due, self._check)
+        since = self._waiting[self._overdue][1] if self._overdue < len(self._waiting) else now  # a call that comes later is due after that
+        self._timer = self._loop.call_at(min(since + timeout_s, silent_since + SILENCE_S), self._check)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.end(f"connection lost: {exc or 'closed by the server'}")

@@ -199,6 +199,18 @@ async def test_calls_after_a_late_answer_keep_their_time(wire: Wire) -> None:
     assert "did not answer" in reason(call)
 
 
+async def test_a_call_behind_overdue_ones_keeps_its_time(wire: Wire) -> None:
+    """The timer that then waits for the silence to become too long waits for it, too."""
+    wire.send()
+    wire.loop.turn()
+    wire.loop.advance(1)
+    wire.loop.advance(0.001)
+    wire.receive(b"*1\r\n")
+    call = wire.send()
+    wire.loop.advance(1)
+    assert "did not answer" in reason(call)
+
+
 async def test_a_silent_connection_is_dropped(wire: Wire) -> None:
     """After 2 s without any answer that is owed; calls under way end, their outcome unknown."""
     wire.send()
