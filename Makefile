@@ -64,5 +64,5 @@ redis:
 	    { echo "redis-server is needed by the tests and was not found on PATH" >&2; exit 1; }
 
 # The package lists are fetched only where what is there does not suffice.
-apt = echo "installing $(1)"; export DEBIAN_FRONTEND=noninteractive; $(SUDO) apt-get install -qq -y $(1) >/dev/null 2>&1 || \
-    { $(SUDO) apt-get update -qq && $(SUDO) apt-get install -qq -y $(1) >/dev/null; }
+apt = echo "installing $(1)"; get="$(SUDO) env DEBIAN_FRONTEND=noninteractive apt-get"; $$get install -qq -y $(1) >/dev/null 2>&1 || \
+    { $$get update -qq && $$get install -qq -y $(1) >/dev/null; }
