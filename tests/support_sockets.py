@@ -53,6 +53,7 @@ class FakeTransport(asyncio.Transport):
         self.closed = False  # after what is unsent
         self.aborted = False
         self.half_closed = False
+        self.lost = False
 
     @property
     def written(self) -> bytes:
@@ -66,6 +67,7 @@ class FakeTransport(asyncio.Transport):
 
     def lose(self, error: Exception | None = None) -> None:
         """The connection is gone."""
+        self.lost = True
         if error is None:
             self.protocol.eof_received()
         self.protocol.connection_lost(error)
@@ -94,7 +96,7 @@ class FakeTransport(asyncio.Transport):
         self.half_closed = True
 
     def is_closing(self) -> bool:
-        return self.closed or self.aborted
+        return self.closed or self.aborted or self.lost
 
     def close(self) -> None:
         self.closed = True

@@ -56,7 +56,7 @@ class State(ServerState):
         self.bounds = bounds
         self.asgi_prefixes = asgi_prefixes
         self.exchanges: set[Exchange] = set()  # those whose handler has not returned
-        self.date = b""
+        self.date = wire.date_line()
 
 
 class _Refused(Exception):
@@ -219,7 +219,9 @@ class ClientConnection(HttpToolsProtocol):
     def _check_head(self) -> bool:
         """Refuses a head that httptools let pass; returns whether it is HTTP/1.1."""
         fields = self.fields
-        modern = _VERSIONS.get(self.parser.get_http_version())
+        # Only HTTP/1.1 is kept alive without a header that says so, and asking for the version is dear.
+        kept = b"connection" not in fields and self.parser.should_keep_alive()
+        modern = kept or _VERSIONS.get(self.parser.get_http_version())
         if modern is None:
             self._stop(400, "malformed_http", "Only HTTP/1.0 and HTTP/1.1 are understood.")
         if len(fields) + self._repeats > self.bounds.head_count:
@@ -367,7 +369,10 @@ class ClientConnection(HttpToolsProtocol):
         except Exception as error:
             # Places only: the text of an exception may quote what a client or a provider sent.
             places = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in traceback.extract_tb(error.__traceback__)]
-            logger.error("the handler of %s %s raised %s: %s", exchange.method, exchange.path, type(error).__name__, " < ".join(reversed(places)))
+            logger.error("the handler of %s %r raised %s: %s", exchange.method, exchange.path, type(error).__name__, " < ".join(reversed(places)))
+        else:
+            if not (exchange.finished or exchange.gone):
+                logger.error("the handler of %s %r did not finish its answer", exchange.method, exchange.path)
         finally:
             self.server_state.exchanges.discard(exchange)
             if not exchange.finished:

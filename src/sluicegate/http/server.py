@@ -16,13 +16,15 @@ import signal
 import socket
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from email.utils import formatdate
+from typing import Any
 
 import uvicorn
-from uvicorn._types import ASGI3Application, ASGIReceiveCallable, ASGISendCallable, Scope
 
+from sluicegate.http import wire
 from sluicegate.http.connection import Bounds, ClientConnection, State
 from sluicegate.http.exchange import Handler, logger
+
+Application = Callable[[Any, Any, Any], Awaitable[None]]  # ASGI 3
 
 CUT_S = 1.5
 _POLL_S = 0.05
@@ -51,7 +53,7 @@ class Server(uvicorn.Server):
         drain_s: float = 60.0,
         drain_delay_s: float = 0.0,
         bounds: Bounds = Bounds(),  # noqa: B008  (immutable)
-        asgi: ASGI3Application | None = None,
+        asgi: Application | None = None,
         asgi_prefixes: tuple[str, ...] = (),
     ) -> None:
         super().__init__(
@@ -171,8 +173,8 @@ class Server(uvicorn.Server):
     def _tick(self) -> None:
         """Once a second: the date of answers, and whatever has taken too long."""
         loop = asyncio.get_running_loop()
-        self.server_state.date = f"date: {formatdate(usegmt=True)}".encode()
-        self.server_state.default_headers = [(b"date", self.server_state.date[6:])]
+        self.server_state.date = wire.date_line()
+        self.server_state.default_headers = [(b"date", self.server_state.date.removeprefix(b"date: "))]
         now = loop.time()
         for connection in list(self.server_state.connections):
             if isinstance(connection, ClientConnection):
@@ -180,5 +182,5 @@ class Server(uvicorn.Server):
         self._ticker = loop.call_later(1.0, self._tick)
 
 
-async def _no_app(scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+async def _no_app(scope: Any, receive: Any, send: Any) -> None:
     raise RuntimeError("no request is below no prefix")

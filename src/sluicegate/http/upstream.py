@@ -118,7 +118,10 @@ class Call:
         self._fail("closed", "closed by the caller")
 
     def pause(self) -> None:
-        """Reads nothing more from the upstream until `resume`. A close by the upstream is not noticed meanwhile, and the idle limit does not run."""
+        """Reads nothing more from the upstream until `resume`; without it, what comes is kept however much it is.
+
+        A close by the upstream is not noticed while paused, and the idle limit does not run.
+        """
         if self._connection is not None and not self._paused and not self._connection.transport.is_closing():
             self._paused = True
             self._connection.transport.pause_reading()

@@ -6,6 +6,7 @@ ours. It costs one pass over the whole block: all control characters in it must 
 
 import http
 from collections.abc import Iterable
+from email.utils import formatdate
 
 import msgspec
 
@@ -28,6 +29,10 @@ def status_line(status: int) -> bytes:
 
 
 STATUS_LINES = {status: status_line(status) for status in range(200, 600)}
+
+
+def date_line() -> bytes:
+    return f"date: {formatdate(usegmt=True)}".encode()
 
 
 def block(lines: list[bytes], headers: Headers, ours: frozenset[bytes]) -> tuple[bytes, bool]:
