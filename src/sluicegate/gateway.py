@@ -289,6 +289,7 @@ class Gateway:
             trip.dialect.write_event,
             attempt.meter,
             hide_usage=not request.include_usage,
+            choices=request.choices,
             cap=(attempt.cap or 0) * request.choices,
             growth=self._growth(trip, attempt) if attempt.extends and attempt.held.template.counters else None,
             write_timeout_s=trip.timeouts.write_ms / 1000,

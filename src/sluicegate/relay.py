@@ -27,6 +27,7 @@ CLIENT_BUFFER_MAX = 1 << 20
 LOOKAHEAD_MIN = 32
 LOOKAHEADS_ASKED = 8
 ASK_AGAIN_S = 0.05  # after a refusal; others may have settled meanwhile
+PATIENCE_S = 0.05  # with a ledger that does not answer, once the grant is at its margin: the upstream does not wait
 OVERSHOOT_MILLI, OVERSHOOT_FLAT = 1100, 16  # an upstream beyond 1.1 x its cap + 16 tokens is not believed any longer
 
 PACE_S = 0.1  # over which a stream's pace is taken
@@ -84,9 +85,13 @@ class Growth:
         """Output that may still come after we decide to stop: the largest delta so far, and what is produced until the upstream notices."""
         return largest + ceil(self._rate * self._stop_lag_s)
 
-    def runs_out(self, seen: int, largest: int) -> bool:
-        """The ledger has refused and the stream must be stopped now to stay inside its grant."""
-        return bool(self.refused) and not self.covers_all and self.granted - seen <= self.margin(largest)
+    def runs_out(self, seen: int, largest: int) -> Why:
+        """Why the stream must be stopped now to stay inside its grant: the ledger has refused, or is too slow to be waited for. "": it goes on."""
+        if self.covers_all or self.granted - seen > self.margin(largest):
+            return ""
+        if self.refused or self.asking is None or "ledger" in self._run_on:
+            return self.refused
+        return "ledger" if self._clock() - self._asked_at >= PATIENCE_S else ""
 
     def saw(self, seen: int, largest: int) -> None:
         """Takes note of the pace and asks for more when the grant runs low."""
@@ -94,7 +99,7 @@ class Growth:
         self._pace(seen, now)
         if self.covers_all or self.asking is not None or now < self._ask_again_at:
             return
-        lookahead = max(LOOKAHEAD_MIN, self.margin(largest) + ceil(2 * self._rate * self._round_trip_s))
+        lookahead = max(LOOKAHEAD_MIN, self.margin(largest) + ceil(self._rate * max(2 * self._round_trip_s, PATIENCE_S)))
         if self.granted - seen < lookahead:
             self.ask(min(self.want, seen + LOOKAHEADS_ASKED * lookahead), seen)
 
@@ -148,6 +153,7 @@ class Relay:
         meter: Meter,
         *,
         hide_usage: bool,
+        choices: int,
         cap: int,
         growth: Growth | None,
         write_timeout_s: float,
@@ -168,6 +174,7 @@ class Relay:
         self._meter = meter
         self._write_event = write_event
         self._hide_usage = hide_usage
+        self._choices = choices
         self._growth = growth
         # An upstream that runs far past the cap it was sent is cut too, where tokens can be counted; bytes say too little for that.
         self._ceiling = cap * OVERSHOOT_MILLI // 1000 + OVERSHOOT_FLAT if meter.exact else 1 << 62
@@ -179,6 +186,7 @@ class Relay:
         self._flowing = False  # the response has been started: what is covered goes out
         self._unsent = 0
         self._taken_at = 0.0
+        self._drain: asyncio.Future[None] | None = None  # a slow client is waited for
         if growth is not None:
             growth.on_answer = self._advance
 
@@ -224,7 +232,7 @@ class Relay:
         else:
             self._absorb(self.reader.feed(data) if data else self.reader.end())
             if not data and not self._done and self.ended == "open":
-                self._done = bool(self.finishes)
+                self._done = len(self.finishes) >= self._choices
                 if not self._done:
                     self.ended = "died"
         self._advance()
@@ -285,53 +293,61 @@ class Relay:
         if not self._waiting:
             if self._done:
                 self.ended = "complete"
-            elif growth is not None and growth.runs_out(meter.seen, meter.largest):
-                self.cut(growth.refused)
+            elif growth is not None and (why := growth.runs_out(meter.seen, meter.largest)):
+                self.cut(why)
         elif growth is None or growth.covers_all:
             self.cut("budget")  # far beyond the cap that it was sent
-        elif growth.runs_out(meter.seen, meter.largest):
-            self.cut(growth.refused)
+        elif why := growth.runs_out(meter.seen, meter.largest):
+            self.cut(why)
         elif self._done and growth.asking is None:
             growth.ask(max(meter.seen, growth.granted + 1), meter.seen)
         self._flush()
 
     def _flush(self) -> None:
         if self._ready and self._flowing:
+            if self._unsent:
+                self._look_at_client()
+            if not self._unsent:
+                self._taken_at = self._clock()
             self._exchange.write(self._ready[0] if len(self._ready) == 1 else b"".join(self._ready))
             self._ready.clear()
-            unsent = self._exchange.unsent()
-            if not unsent or not self._unsent:
-                self._taken_at = self._clock()
-            self._unsent = unsent
+            self._unsent = self._exchange.unsent()
+
+    def _look_at_client(self) -> None:
+        """Takes note of whether the client has taken a byte since the last write or look."""
+        unsent = self._exchange.unsent()
+        if unsent < self._unsent:
+            self._taken_at = self._clock()
+        self._unsent = unsent
 
     async def _slow_client(self) -> None:
         """A client that takes no byte for the write timeout, or is a whole buffer behind an extended stream, is treated as one that left."""
-        unsent, now = self._exchange.unsent(), self._clock()
-        if unsent < self._unsent:
-            self._taken_at = now
-        self._unsent = unsent
-        full = unsent > CLIENT_BUFFER_MAX
-        if full and self._growth is None and now - self._taken_at < self._write_timeout_s:
+        self._look_at_client()
+        full = self._unsent > CLIENT_BUFFER_MAX
+        left_s = self._taken_at + self._write_timeout_s - self._clock()
+        if full and self._growth is None and left_s > 0:
             self._call.pause()
-            await self._drained(self._taken_at + self._write_timeout_s - now)
+            await self._drained(left_s)
             self._call.resume()
-            full = self._exchange.unsent() >= unsent
-        if full or (unsent and self._clock() - self._taken_at > self._write_timeout_s):
+            self._look_at_client()
+            full = False
+            left_s = self._taken_at + self._write_timeout_s - self._clock()
+        if self._unsent and (full or left_s < 0):
             self._exchange.abort()  # calls on_gone, which decides about the upstream
             self._unsent = 0
 
     async def _drained(self, timeout_s: float) -> None:
-        loop = asyncio.get_running_loop()
-        drained = loop.create_future()
-
-        def wake() -> None:
-            if not drained.done():
-                drained.set_result(None)
-
-        self._exchange.on_drained = wake
+        """Until the client has taken what is unsent, or has left."""
+        self._drain = asyncio.get_running_loop().create_future()
+        self._exchange.on_drained = self.client_left
         try:
-            await asyncio.wait_for(drained, timeout_s)
+            await asyncio.wait_for(self._drain, timeout_s)
         except TimeoutError:
             return
         finally:
-            self._exchange.on_drained = None
+            self._exchange.on_drained = self._drain = None
+
+    def client_left(self) -> None:
+        """The client has gone: it is not waited for."""
+        if self._drain is not None and not self._drain.done():
+            self._drain.set_result(None)

@@ -122,6 +122,8 @@ class Attempt:
 
     def client_left(self) -> None:
         """The client is gone: stop the upstream where that stops the bill, else read on for the usage."""
+        if self.relay is not None:
+            self.relay.client_left()
         call = self.call
         if call is None:
             return
