@@ -309,6 +309,19 @@ async def test_concurrency_comes_back_after_a_crash(desk: Desk, backend: Backend
     assert (await desk.admit(refs, 1, 0, hold_id="one more")).status == "refused"
 
 
+async def test_an_admit_sweeps_four_of_those_that_are_due(desk: Desk, backend: Backend) -> None:
+    """Oldest first, and of equal age by id; a refused admit returns them too."""
+    refs = desk.refs(desk.window(60))
+    for i, age_ms in enumerate((2, 1, 2, 1, 3, 2)):
+        await desk.admit(refs, 10, 0, hold_id=f"h{i}", ttl_ms=TTL_MS - 10 * age_ms)
+    await backend.wait(TTL_MS + 10)
+    first = await desk.admit(refs, 1, 0, hold_id="new")
+    assert (first.status, first.states) == ("refused", ((40, 20),))
+    second = await desk.admit(refs, 1, 0, hold_id="new")
+    assert (second.status, second.states) == ("refused", ((60, 0),))
+    assert [[swept.hold_id for swept in reply.swept] for reply in (first, second)] == [["h4", "h0", "h2", "h5"], ["h1", "h3"]]
+
+
 async def test_renewed_holds_do_not_expire(desk: Desk, backend: Backend) -> None:
     """Those that had expired are open again; unknown ids do not matter."""
     refs = desk.refs(desk.window(100), desk.concurrent(8))

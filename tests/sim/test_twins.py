@@ -25,7 +25,7 @@ LONG_MS = 40 * 86_400_000
 HUGE = 2**52 - 1
 KEYS = {name: f"sg1:{{t}}:c:t/{name}" for name in ("small", "large", "ending", "bucket", "sliding", "concurrent")}
 
-hold_ids = st.sampled_from(["a", "b", "c", "d", "e"])
+hold_ids = st.sampled_from(["a", "b", "c", "d", "e", "f", "g"])
 names = st.lists(st.sampled_from(list(KEYS)), unique=True, max_size=5)
 small_amounts = st.integers(0, 120)
 outputs = st.one_of(st.just((0, 0, 0)), st.lists(st.integers(1, 300), min_size=3, max_size=3).map(sorted).map(tuple))
