@@ -111,7 +111,9 @@ class Gateway:
         answered = trip.answered
         if answered is not None:
             self._learn(trip, answered)
-            if answered.call is not None and not answered.call.complete:
+            if answered.ended != "complete":
+                answered.close()
+            elif answered.call is not None and not answered.call.complete:
                 asyncio.get_running_loop().call_later(UPSTREAM_REST_S, answered.call.close)
         record = record or trip.record(now)
         for observe in self._observers:
@@ -179,7 +181,9 @@ class Gateway:
         except (Reject, LedgerUnavailable):
             self._cancel(attempt)
             raise
-        trip.standing = attempt
+        earlier, trip.standing = trip.standing, attempt
+        if earlier is not None:
+            self._leave(earlier, attempt)
         if trip.exchange.gone:
             raise ClientGone
         return attempt
@@ -262,16 +266,20 @@ class Gateway:
         attempt.cap = attempt.figures.cap(covered) if covered else None
         body = trip.dialect.write_request(request, Target(deployment.model, attempt.cap, deployment.cap_field, provider.stream_usage))
         call = attempt.call = self._pools[provider.name].begin(b"POST", trip.dialect.PATH, provider.headers, body, trip.timeouts)
+        attempt.billed = "unknown"  # until something is known, however this ends
         trip.exchange.on_gone = attempt.client_left
         started = self._clock()
         try:
             await call.start()
-            if request.stream and call.status == 200 and call.headers.get(b"content-type", b"").startswith(b"text/event-stream"):
+            if request.stream and call.status == 200 and call.headers.get(b"content-type", b"").lower().startswith(b"text/event-stream"):
                 outcome = await self._first_output(trip, attempt, request)
             else:
                 outcome = await self._whole_answer(trip, attempt, request)
         except UpstreamError as error:
             outcome = classify.broken(error.reason, error.written)
+        except BaseException:
+            call.close()
+            raise
         trip.called(attempt, "200" if outcome is None else outcome.name, started, self._clock())
         if outcome is not None:
             call.close()
@@ -370,6 +378,13 @@ class Gateway:
         self._end(attempt.held, NOTHING, 0, None)
         if attempt.at_deployment is not None:
             self._end(attempt.at_deployment, NOTHING, 0, None)
+
+    def _leave(self, earlier: Attempt, attempt: Attempt) -> None:
+        """Ends what an attempt that was not billed holds, but for what `attempt` took over in the step that admitted it."""
+        if attempt.held.mode == "force":  # nothing was admitted
+            self._end(earlier.held, NOTHING, 0, None)
+        if earlier.at_deployment is not None:
+            self._end(earlier.at_deployment, NOTHING, int(earlier.written), None)
 
     def _end(self, held: Held, charge: Charge, requests: int, record: Record | None) -> None:
         if held.refset is not None:

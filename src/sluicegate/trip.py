@@ -4,6 +4,7 @@ A `Trip` is one request of a client, an `Attempt` one physical call with holds o
 """
 
 import asyncio
+import re
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal, Protocol
 
@@ -23,6 +24,14 @@ from sluicegate.reject import Reject
 from sluicegate.relay import Reader, Relay
 
 READ_ON_S = 30.0  # after the client left, for the usage of an upstream that does not stop on close
+
+
+_CLIENT_ID = re.compile(rb"[A-Za-z0-9._:/@+=~-]{1,128}")
+
+
+def client_id(presented: bytes) -> str:
+    """A client's own name for its request: kept apart from ours, since nothing makes it unique, and left out if it is no plain id."""
+    return presented.decode() if presented and _CLIENT_ID.fullmatch(presented) else ""
 
 
 class Dialect(Protocol):
@@ -58,7 +67,7 @@ class Attempt:
     """One physical call to a deployment."""
 
     __slots__ = (
-        *("answer", "at_deployment", "billed", "body", "call", "cap", "charge", "deployment", "extends", "figures", "granted", "held"),
+        *("answer", "at_deployment", "billed", "body", "call", "cap", "charge", "closed", "deployment", "extends", "figures", "granted", "held"),
         *("meter", "relay", "usage", "visible"),
     )
 
@@ -72,6 +81,7 @@ class Attempt:
         self.granted = figures.want  # output tokens covered
         self.cap: int | None = None  # per choice, sent upstream
         self.call: Call | None = None
+        self.closed = False  # by us, since the client left or the answer was over
         self.meter: Meter | None = None
         self.relay: Relay | None = None
         self.usage: Usage | None = None
@@ -89,7 +99,9 @@ class Attempt:
     def ended(self) -> Ended:
         """How the upstream's answer ended, for the bill."""
         if self.relay is None:
-            return "complete" if self.answer is not None or self.billed == "yes" else "broken"
+            if self.answer is not None or self.billed == "yes":
+                return "complete"
+            return "closed" if self.closed else "broken"
         if self.relay.ended == "complete":
             return "complete"
         closed_by_us = self.relay.ended == "truncated" or (self.relay.error is not None and self.relay.error.reason == "closed")
@@ -104,7 +116,7 @@ class Attempt:
 
     def settled_at(self, request: Request, unknown_outcome: Unknown) -> Charge:
         """What this attempt is charged."""
-        if self.billed == "no":
+        if self.billed == "no" or not self.written:
             return NOTHING
         deployment, meter = self.deployment, self.meter
         return settle_figures(
@@ -124,13 +136,16 @@ class Attempt:
         """The client is gone: stop the upstream where that stops the bill, else read on for the usage."""
         if self.relay is not None:
             self.relay.client_left()
-        call = self.call
-        if call is None:
-            return
-        if self.deployment.provider.stops_on_close or not call.written:
-            call.close()
+        if self.deployment.provider.stops_on_close or not self.written:
+            self.close()
         else:
-            asyncio.get_running_loop().call_later(READ_ON_S, call.close)
+            asyncio.get_running_loop().call_later(READ_ON_S, self.close)
+
+    def close(self) -> None:
+        """Ends the call, whatever it still had to say."""
+        self.closed = True
+        if self.call is not None:
+            self.call.close()
 
 
 class Trip:
@@ -207,7 +222,7 @@ class Trip:
             finish="" if attempt is None else "length" if relay is not None and relay.truncated else next(iter(attempt.finish_reasons), ""),
             refusal=rejected.reason if rejected is not None else "",
             truncated=relay.truncated if relay is not None else "",
-            error=rejected.code if rejected is not None else "upstream_error" if relay is not None and relay.ended == "died" else "",
+            error=rejected.code if rejected is not None else "upstream_error" if attempt is not None and attempt.ended == "broken" else "",
             input_tokens=self.input_tokens,
             output_tokens=self.output_tokens,
             cached_tokens=usage.cached_tokens if usage is not None else 0,
@@ -219,4 +234,5 @@ class Trip:
             first_byte_us=int(self.first_byte_s * 1e6),
             overhead_us=max(0, int((now - exchange.arrived - self.upstream_s) * 1e6)) if relay is None else 0,
             client_gone=self.client_gone or exchange.gone,
+            client_id=client_id(exchange.headers.get(b"x-request-id", b"")),
         )
