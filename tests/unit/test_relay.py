@@ -5,17 +5,17 @@ import json
 import random
 from collections import deque
 from collections.abc import Collection
-from typing import Any
 
 import pytest
 
 from sluicegate.core.claims import Reply
 from sluicegate.core.meter import Meter
 from sluicegate.dialects import openai_chat
-from sluicegate.http.upstream import Reason, UpstreamError
+from sluicegate.http.upstream import Reason
 from sluicegate.ledger.contract import LedgerUnavailable
 from sluicegate.relay import ASK_AGAIN_S, CLIENT_BUFFER_MAX, LOOKAHEAD_MIN, PATIENCE_S, Growth, Relay
 from support_inloop import chunk, sse, usage_chunk
+from support_playbook import FakeCall, FakeExchange
 from support_sockets import settle
 
 WRITE_TIMEOUT_S = 30.0
@@ -26,97 +26,6 @@ ROLE = sse({"choices": [{"index": 0, "delta": {"role": "assistant", "content": "
 
 def text(tokens: int, index: int = 0) -> bytes:
     return sse(chunk("x" * tokens, index=index))
-
-
-class FakeExchange:
-    """A client that takes what it is told to take."""
-
-    def __init__(self) -> None:
-        self.data = b""
-        self.kernel_takes = True
-        self.buffered = 0
-        self.aborted = False
-        self.gone = False
-        self.on_drained: Any = None
-        self.on_gone: Any = None
-
-    def write(self, data: bytes) -> None:
-        assert not self.aborted
-        self.data += data
-        if not self.kernel_takes:
-            self.buffered += len(data)
-
-    def unsent(self) -> int:
-        return self.buffered
-
-    def take(self, size: int) -> None:
-        self.buffered = max(0, self.buffered - size)
-        if not self.buffered and self.on_drained is not None:
-            self.on_drained()
-
-    def abort(self) -> None:
-        self.aborted = self.gone = True
-        self.buffered = 0
-        if self.on_gone is not None:
-            self.on_gone()
-
-
-class FakeCall:
-    """An upstream that says what it is fed."""
-
-    def __init__(self) -> None:
-        self.pieces: deque[bytes] = deque()
-        self.failure: Reason | None = None
-        self.complete = self.closed = self.paused = False
-        self.pauses = 0
-        self._waiter: asyncio.Future[None] | None = None
-
-    def feed(self, data: bytes) -> None:
-        if data:
-            self.pieces.append(data)
-            self._wake()
-
-    def end(self) -> None:
-        self.complete = True
-        self._wake()
-
-    def fail(self, reason: Reason) -> None:
-        self.failure = reason
-        self._wake()
-
-    async def read(self) -> bytes:
-        while True:
-            if self.failure == "closed":
-                raise UpstreamError("closed", True, "closed")
-            if self.pieces:
-                return self.take()
-            if self.complete:
-                return b""
-            if self.failure is not None:
-                raise UpstreamError(self.failure, True, self.failure)
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
-
-    def take(self) -> bytes:
-        data = b"".join(self.pieces)
-        self.pieces.clear()
-        return data
-
-    def close(self) -> None:
-        self.closed = True
-        if not self.complete:
-            self.fail("closed")
-
-    def pause(self) -> None:
-        self.paused = True
-        self.pauses += 1
-
-    def resume(self) -> None:
-        self.paused = False
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
 
 
 class Stage:
@@ -136,6 +45,7 @@ class Stage:
     ) -> None:
         self.now = 100.0
         self.exchange = FakeExchange()
+        self.exchange.started = True
         self.call = FakeCall()
         self.meter = meter or Meter("", 1000)
         self.asks: list[tuple[int, int, int]] = []

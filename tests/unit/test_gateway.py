@@ -1,0 +1,579 @@
+"""The path of a request, with a client, upstreams and a ledger that do what the test says, and no real time.
+
+One letter is one token of output. A request's input is bounded at INPUT tokens; the key has 10,000 tokens a day.
+"""
+
+import asyncio
+import json
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sluicegate.config.load import load_text
+from sluicegate.core.claims import Admission, Extension, Reply, Settled, Settlement, Swept
+from sluicegate.core.estimate import Learned
+from sluicegate.core.record import Record
+from sluicegate.dialects import openai_chat
+from sluicegate.gateway import Gateway
+from sluicegate.ledger.contract import LedgerUnavailable
+from sluicegate.ledger.memory import MemoryLedger
+from sluicegate.outbox import Outbox
+from sluicegate.trip import READ_ON_S
+from support_inloop import chunk, config_text, sse, usage_chunk
+from support_ledgers import Clock
+from support_playbook import FakeCall, FakeExchange, FakePool
+from support_sockets import settle
+
+KEY = {b"authorization": b"Bearer sk-key"}
+PROMPT = "hello"
+INPUT = len(PROMPT) + 4 + 3
+LIMITS = "[10000 tokens/day]"
+STOP = sse(chunk(finish="stop"))
+DONE = sse(None)
+
+
+def text(tokens: int) -> bytes:
+    return sse(chunk("x" * tokens))
+
+
+def whole(tokens: int, **fields: Any) -> bytes:
+    """A unary answer."""
+    choice = {"index": 0, "message": {"role": "assistant", "content": "x" * tokens}, "finish_reason": "stop"}
+    return json.dumps({"id": "c", "object": "chat.completion", "choices": [choice], **fields}).encode()
+
+
+class PlayLedger(MemoryLedger):
+    """A memory ledger that may keep an admission waiting, or be away."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock)
+        self.away: set[str] = set()
+        self.hold_admits = False
+        self.waiting: deque[tuple[asyncio.Future[Reply], Admission]] = deque()
+        self.admissions: list[Admission] = []
+        self.settlements: list[Settlement] = []
+
+    def admit(self, admission: Admission) -> "asyncio.Future[Reply]":
+        self.admissions.append(admission)
+        if "admit" in self.away:
+            return _failed()
+        if not self.hold_admits:
+            return super().admit(admission)
+        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self.waiting.append((future, admission))
+        return future
+
+    def let_in(self) -> None:
+        future, admission = self.waiting.popleft()
+        future.set_result(super().admit(admission).result())
+
+    def extend(self, extension: Extension) -> "asyncio.Future[Reply]":
+        return _failed() if "extend" in self.away else super().extend(extension)
+
+    def settle(self, settlement: Settlement) -> "asyncio.Future[Settled]":
+        self.settlements.append(settlement)
+        return _failed() if "settle" in self.away else super().settle(settlement)
+
+
+def _failed() -> "asyncio.Future[Any]":
+    future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    future.set_exception(LedgerUnavailable("away"))
+    return future
+
+
+class FakeJournal:
+    """Remembers lines that are not acknowledged."""
+
+    def __init__(self) -> None:
+        self.lines: dict[int, bytes] = {}
+        self.last = 0
+
+    def append(self, line: bytes) -> int:
+        self.last += 1
+        self.lines[self.last] = line
+        return self.last
+
+    def acknowledge(self, sequence: int) -> None:
+        self.lines.pop(sequence, None)
+
+
+class Stage:
+    """A gateway with two deployments in its route, `mock/mock-chat` (or what `first` says) and `b/second`."""
+
+    def __init__(self, directory: Path, *, limits: str = LIMITS, extend: bool = False, first: str = "", stops: bool = True, more: str = "") -> None:
+        row = f"{{provider: mock, base_url: http://127.0.0.1:9/v1, stops_on_close: {'on' if stops else 'off'}, extend: {'on' if extend else 'off'}}}"
+        on = ", extend: on" if extend else ""
+        models = f"""
+  two:
+    deployments:
+      - {{provider: a, model: first, price: {{input: 0.5, output: 1.0}}{on}{first}}}
+      - {{provider: b, model: second, price: {{input: 0.5, output: 1.0}}{on}}}
+    max_output: 1000"""
+        written = config_text(directory, "http://127.0.0.1:9/v1", limits=limits, models=models, providers=f"  a: {row}\n  b: {row}", more=more)
+        self.policy = load_text(written, {}).policy
+        self.clock = Clock()
+        self.ledger = PlayLedger(self.clock)
+        self.journal = FakeJournal()
+        self.outbox = Outbox(self.ledger, self.journal, self.clock)  # type: ignore[arg-type]
+        self.pools = {"a": FakePool(), "b": FakePool()}
+        self.learned = Learned()
+        self.records: list[Record] = []
+        self.swept: list[Swept] = []
+        self.now = 100.0
+        self.requests = 0
+        self.gateway = Gateway(
+            self.policy,
+            self.ledger,
+            self.outbox,
+            self.pools,  # type: ignore[arg-type]
+            self.learned,
+            (self.records.append,),
+            self.swept.append,
+            self._new_id,
+            lambda: self.now,
+            self.clock,
+            1_000_000,
+        )
+
+    def _new_id(self) -> str:
+        self.requests += 1
+        return f"req_{self.requests}"
+
+    async def send(self, headers: dict[bytes, bytes] = KEY, **fields: Any) -> FakeExchange:
+        """A request, as far as it goes without anything new."""
+        body = {"model": "two", "messages": [{"role": "user", "content": PROMPT}], "max_tokens": 100, **fields}
+        return await self.send_body(json.dumps({name: value for name, value in body.items() if value is not ...}).encode(), headers)
+
+    async def send_body(self, body: bytes, headers: dict[bytes, bytes] = KEY) -> FakeExchange:
+        exchange = FakeExchange(body, headers, self.now)
+        self.task = asyncio.get_running_loop().create_task(self.gateway.serve(exchange, openai_chat))  # type: ignore[arg-type]
+        await settle()
+        return exchange
+
+    def call(self, provider: str = "a") -> FakeCall:
+        return self.pools[provider].calls[-1]
+
+    async def over(self) -> Record:
+        """The record of the last request, which must be over; with it every hold."""
+        await settle()
+        assert self.task.done()
+        assert self.gateway.trips == set()
+        counters, holds = await self.ledger.show()
+        assert [hold for hold in holds if hold.state == "open"] == []
+        assert [counter for counter in counters if counter.held] == []
+        assert (self.outbox.backlog, self.journal.lines) == (0, {})
+        return self.records[-1]
+
+    async def used(self) -> dict[str, int]:
+        """Used per counter, by unit, those of deployments with a `d` before."""
+        counters, _ = await self.ledger.show()
+        found = {}
+        for counter in counters:
+            scope, unit = counter.key.split(":c:")[1].split(":")[:2]
+            found[unit if "@" in scope else f"d {unit}"] = counter.used
+        return found
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Stage:
+    return Stage(tmp_path)
+
+
+# -- one attempt --------------------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_unary_answer(stage: Stage) -> None:
+    """Held before, sent with the cap that the hold covers, settled at what is reported, told with its costs."""
+    exchange = await stage.send()
+    held = (await stage.ledger.show())[0][0].held
+    assert held == INPUT + 100
+    call = stage.call()
+    assert json.loads(call.body)["max_tokens"] == 100
+    call.answer(kind=b"application/json")
+    call.feed(whole(7, usage={"prompt_tokens": 9, "completion_tokens": 7}))
+    call.end()
+    record = await stage.over()
+    assert (exchange.status, exchange.finished, json.loads(exchange.data)["usage"]["completion_tokens"]) == (200, True, 7)
+    assert exchange.sent_headers[b"x-sluicegate-deployment"] == b"a/first"
+    assert exchange.sent_headers[b"x-sluicegate-cost-usd"] == b"0.000011500"
+    assert (record.input_tokens, record.output_tokens, record.source, record.status) == (9, 7, "reported", 200)
+    assert await stage.used() == {"tokens": 16}
+
+
+async def test_the_settle_is_written_before_the_last_byte(stage: Stage) -> None:
+    """A client that asks again at once does not meet its own hold: journal, then ledger, then `[DONE]`."""
+    exchange = await stage.send(stream=True)
+    call = stage.call()
+    call.answer()
+    call.feed(text(3) + STOP)
+    await settle()
+    order: list[str] = []
+    append, settle_, finish = stage.journal.append, stage.ledger.settle, exchange.finish
+    stage.journal.append = lambda line: order.append("journal") or append(line)  # type: ignore[func-returns-value, method-assign]
+    stage.ledger.settle = lambda s: order.append("ledger") or settle_(s)  # type: ignore[func-returns-value, method-assign]
+    exchange.finish = lambda data=b"": order.append("finish") or finish(data)  # type: ignore[func-returns-value, method-assign]
+    call.feed(DONE)
+    call.end()
+    await stage.over()
+    assert order == ["journal", "ledger", "finish"]
+    assert exchange.data.endswith(DONE)
+
+
+async def test_a_lowered_cap_is_told(tmp_path: Path) -> None:
+    """What is sent upstream is what the hold covers; the client reads it in a header."""
+    stage = Stage(tmp_path, limits="[60 tokens/day]")
+    exchange = await stage.send(stream=True)
+    call = stage.call()
+    assert json.loads(call.body)["max_tokens"] == 60 - INPUT
+    call.answer()
+    call.feed(text(3) + STOP + sse(usage_chunk(INPUT, 3)) + DONE)
+    call.end()
+    await stage.over()
+    assert exchange.sent_headers[b"x-sluicegate-max-tokens"] == b"48"
+
+
+@pytest.mark.parametrize(
+    ("presented", "kept"),
+    [(b"trace-1.2:3", "trace-1.2:3"), (b"a" * 128, "a" * 128), (b"a" * 129, ""), (b"", ""), (b"a b", ""), (b"a\xff", ""), (b"x\x00", ""), (b"a, a", "")],
+)
+async def test_case_93_a_clients_own_id_is_kept_apart(stage: Stage, presented: bytes, kept: str) -> None:
+    """Ours is the key, unique whatever clients send; theirs is kept if it is a plain id of at most 128 characters."""
+    answers = []
+    for _ in range(2):
+        answers.append(await stage.send(KEY | {b"x-request-id": presented}))
+        stage.call().answer(400, b"application/json")
+        stage.call().feed(b"{}")
+        stage.call().end()
+        await stage.over()
+    assert [record.client_id for record in stage.records] == [kept, kept]
+    assert [exchange.sent_headers[b"x-request-id"] for exchange in answers] == [b"req_1", b"req_2"]
+    assert [record.request_id for record in stage.records] == ["req_1", "req_2"]
+
+
+@pytest.mark.parametrize(
+    ("headers", "status", "code"),
+    [({}, 401, "invalid_api_key"), ({b"authorization": b"Bearer sk-no"}, 401, "invalid_api_key"), ({b"authorization": b"Basic sk-key"}, 401, None)],
+)
+async def test_no_key_no_call(stage: Stage, headers: dict[bytes, bytes], status: int, code: str | None) -> None:
+    """Who does not say who he is reaches neither the ledger nor an upstream."""
+    exchange = await stage.send(headers)
+    await stage.over()
+    assert exchange.status == status
+    assert code in (None, json.loads(exchange.data)["error"]["code"])
+    assert (stage.ledger.admissions, stage.pools["a"].calls) == ([], [])
+
+
+async def test_a_fault_of_ours_is_a_500_and_leaves_no_hold(stage: Stage) -> None:
+    """Whatever is raised in the middle: an answer in JSON without a trace, and the hold settled."""
+
+    def broken(*_: object) -> object:
+        raise RuntimeError("secret detail")
+
+    stage.pools["a"].begin = broken  # type: ignore[method-assign, assignment]
+    exchange = await stage.send()
+    record = await stage.over()
+    assert (exchange.status, record.error) == (500, "internal_error")
+    assert b"secret" not in exchange.data
+    assert await stage.used() == {"tokens": 0}
+
+
+@pytest.mark.parametrize("moment", ["waiting", "reading", "relaying"])
+async def test_a_handler_that_is_cancelled_is_charged(stage: Stage, moment: str) -> None:
+    """A drain that has come to its end cancels: what may have been billed is settled, the upstream closed."""
+    await stage.send(stream=True)
+    call = stage.call()
+    if moment != "waiting":
+        call.answer()
+    if moment == "relaying":
+        call.feed(text(3))
+    await settle()
+    stage.task.cancel()
+    await settle()
+    assert stage.task.cancelled()
+    record = await stage.over()
+    assert call.closed
+    assert (record.input_tokens, record.output_tokens) == (INPUT, 100)
+    assert await stage.used() == {"tokens": INPUT + 100}
+
+
+# -- several attempts ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("failure", ["connect", "429", "500", "error event"])
+async def test_an_unbilled_attempt_passes_its_hold_on(tmp_path: Path, failure: str, stream: bool) -> None:
+    """The next deployment answers on the same money: room for one is enough; one request is counted; both attempts are in the record."""
+    stage = Stage(tmp_path, limits=f"[{INPUT + 110} tokens/day, 1 requests/day, 1 concurrent]", first=", limits: [1 concurrent, 5 requests/day]")
+    stage.pools["a"].connected = failure != "connect"
+    exchange = await stage.send(stream=stream)
+    first = stage.call("a")
+    if failure == "connect":
+        first.fail("connect")
+    elif failure == "error event" and stream:
+        first.answer()
+        first.feed(sse({"error": {"message": "overloaded", "code": 503}}))
+        first.end()
+    else:
+        first.answer(int(failure) if failure.isdigit() else 503, b"application/json")
+        first.feed(b'{"error": {"message": "no"}}')
+        first.end()
+    await settle()
+    second = stage.call("b")
+    usage = {"prompt_tokens": INPUT, "completion_tokens": 4}
+    second.answer(kind=b"text/event-stream" if stream else b"application/json")
+    second.feed(text(4) + STOP + sse(usage_chunk(INPUT, 4)) + DONE if stream else whole(4, usage=usage))
+    second.end()
+    record = await stage.over()
+    assert (exchange.status, exchange.finished) == (200, True)
+    assert [attempt.deployment for attempt in record.attempts] == ["a/first", "b/second"]
+    assert record.deployment == "b/second"
+    used = await stage.used()
+    assert (used["tokens"], used["requests"], used["d requests"]) == (INPUT + 4, 1, 0 if failure == "connect" else 1)
+
+
+async def test_a_billed_attempt_is_charged_before_the_next_is_held(tmp_path: Path) -> None:
+    """A timeout after the request was written: its outcome is unknown, so all it may have cost is charged, and the next needs room of its own."""
+    stage = Stage(tmp_path, limits=f"[{2 * (INPUT + 100) - 1} tokens/day]")
+    exchange = await stage.send()
+    stage.call("a").fail("timeout")
+    await settle()
+    assert json.loads(stage.call("b").body)["max_tokens"] == 99
+    stage.call("b").answer(kind=b"application/json")
+    stage.call("b").feed(whole(1, usage={"prompt_tokens": INPUT, "completion_tokens": 1}))
+    stage.call("b").end()
+    record = await stage.over()
+    assert exchange.status == 200
+    assert (record.input_tokens, record.output_tokens) == (2 * INPUT, 101)
+    assert await stage.used() == {"tokens": 2 * INPUT + 101}
+
+
+async def test_the_upstreams_error_stands_where_no_other_deployment_has_room(tmp_path: Path) -> None:
+    """The first is charged as unknown and used the budget up: the client is told of the budget, and nothing more is sent."""
+    stage = Stage(tmp_path, limits=f"[{INPUT + 100} tokens/day]")
+    exchange = await stage.send()
+    stage.call("a").fail("timeout")
+    await stage.over()
+    assert stage.pools["b"].calls == []
+    assert json.loads(exchange.data)["error"]["code"] == "budget_exceeded"
+
+
+async def test_an_answer_that_is_final_is_not_tried_elsewhere(stage: Stage) -> None:
+    """A 400 is the caller's."""
+    exchange = await stage.send()
+    stage.call("a").answer(400, b"application/json")
+    stage.call("a").feed(b'{"error": {"message": "too long", "code": "context_length_exceeded", "param": "messages"}}')
+    stage.call("a").end()
+    await stage.over()
+    error = json.loads(exchange.data)["error"]
+    assert (exchange.status, error["code"], error["param"], stage.pools["b"].calls) == (400, "context_length_exceeded", "messages", [])
+
+
+async def test_a_full_deployment_is_passed_over(tmp_path: Path) -> None:
+    """Its own limit has no room for this: the next one answers; the key's limits know of one hold only."""
+    stage = Stage(tmp_path, first=", limits: [1 concurrent]")
+    await stage.send()
+    first = stage.task
+    await stage.send()
+    assert (len(stage.pools["a"].calls), len(stage.pools["b"].calls)) == (1, 1)
+    for provider in ("a", "b"):
+        stage.call(provider).answer(kind=b"application/json")
+        stage.call(provider).feed(whole(1, usage={"prompt_tokens": INPUT, "completion_tokens": 1}))
+        stage.call(provider).end()
+    await settle()
+    assert first.done()
+    await stage.over()
+    assert (await stage.used())["tokens"] == 2 * (INPUT + 1)
+
+
+# -- clients that leave -------------------------------------------------------------------------------------------------------------------
+
+NOTHING_CHARGED = 0
+EVERYTHING = INPUT + 100
+
+
+async def test_a_client_that_leaves_before_the_ledger_has_answered(stage: Stage) -> None:
+    """The grant is given back, and nothing is sent upstream."""
+    stage.ledger.hold_admits = True
+    exchange = await stage.send()
+    exchange.leave()
+    await settle()
+    stage.ledger.let_in()
+    record = await stage.over()
+    assert (stage.pools["a"].calls, record.client_gone, record.status) == ([], True, 499)
+    assert (await stage.used())["tokens"] == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stops", [False, True], ids=["goes on", "stops on close"])
+@pytest.mark.parametrize("phase", ["connecting", "written", "headers", "output", "finish"])
+async def test_a_client_that_leaves(tmp_path: Path, phase: str, stops: bool, stream: bool) -> None:
+    """In every phase: not charged while nothing was written; then at what may have been billed; once, with no hold left, and no other deployment."""
+    stage = Stage(tmp_path, stops=stops)
+    stage.pools["a"].connected = phase != "connecting"
+    exchange = await stage.send(stream=stream)
+    call = stage.call()
+    if phase not in ("connecting", "written"):
+        call.answer(kind=b"text/event-stream" if stream else b"application/json")
+    if phase in ("output", "finish"):
+        call.feed((text(3) + (STOP if phase == "finish" else b"")) if stream else whole(3)[:50])
+    await settle()
+    exchange.leave()
+    await settle()
+    at_once = stops or phase == "connecting"
+    assert call.closed is at_once
+    if not at_once:
+        call.close()  # what the timer does after READ_ON_S
+    record = await stage.over()
+    assert record.client_gone
+    assert len(stage.ledger.settlements) == 1
+    assert stage.pools["b"].calls == []
+    assert await stage.used() == {"tokens": NOTHING_CHARGED if phase == "connecting" else EVERYTHING}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_upstream_that_goes_on_is_read_for_its_usage(tmp_path: Path, stream: bool) -> None:
+    """Where closing does not stop the bill the answer is read to its end, for up to READ_ON_S, and charged as it says."""
+    stage = Stage(tmp_path, stops=False)
+    exchange = await stage.send(stream=stream)
+    call = stage.call()
+    call.answer(kind=b"text/event-stream" if stream else b"application/json")
+    call.feed(text(3) if stream else b"")
+    await settle()
+    exchange.leave()
+    await settle()
+    usage = {"prompt_tokens": 9, "completion_tokens": 8}
+    call.feed(text(5) + STOP + sse(usage_chunk(9, 8)) + DONE if stream else whole(8, usage=usage))
+    call.end()
+    record = await stage.over()
+    assert (record.source, record.client_gone, exchange.finished) == ("reported", True, False)
+    assert await stage.used() == {"tokens": 17}
+    assert READ_ON_S == 30
+
+
+async def test_a_client_that_leaves_an_extended_stream(tmp_path: Path) -> None:
+    """Charged at what was read and the margin, not at the whole cap: every token is visible, and the upstream has stopped."""
+    stage = Stage(tmp_path, extend=True)
+    exchange = await stage.send(stream=True)
+    call = stage.call()
+    call.answer()
+    call.feed(text(5) + text(7))
+    await settle()
+    exchange.leave()
+    record = await stage.over()
+    assert (record.output_tokens, record.source, record.error) == (12 + 7, "counted", "")
+
+
+async def test_a_client_that_leaves_after_done(stage: Stage) -> None:
+    """The answer was whole: charged as reported."""
+    exchange = await stage.send(stream=True)
+    call = stage.call()
+    call.answer()
+    call.feed(text(3) + STOP + sse(usage_chunk(9, 3)) + DONE)
+    call.end()
+    exchange.leave()
+    record = await stage.over()
+    assert (record.source, record.output_tokens, record.client_gone) == ("reported", 3, True)
+
+
+@pytest.mark.parametrize("outcome", ["charge", "input_only", "free"])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_leaving_early_is_never_free(tmp_path: Path, outcome: str, stream: bool) -> None:
+    """Whatever the operator gives away for upstreams that fail, a client that closes its connection is charged."""
+    stage = Stage(tmp_path, more=f"budget: {{unknown_outcome: {outcome}}}")
+    exchange = await stage.send(stream=stream)
+    exchange.leave()
+    await stage.over()
+    assert await stage.used() == {"tokens": EVERYTHING}
+
+
+# -- a ledger that is away ----------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_ledger_that_is_away_refuses(stage: Stage) -> None:
+    """503 with retry-after; the admission in doubt is cancelled, so that it is not granted late."""
+    stage.ledger.away = {"admit"}
+    exchange = await stage.send()
+    await stage.over()
+    assert (exchange.status, exchange.sent_headers[b"retry-after"], stage.pools["a"].calls) == (503, b"1", [])
+    assert [(s.hold_id, s.mode) for s in stage.ledger.settlements] == [("req_1.1", "cancel")]
+
+
+async def test_under_allow_it_is_served_and_charged_afterwards(tmp_path: Path) -> None:
+    """Without a hold, with the client's own cap; the settlement is forced in when the ledger is back."""
+    stage = Stage(tmp_path, more="on_ledger_failure: allow")
+    stage.ledger.away = {"admit", "extend", "settle"}
+    exchange = await stage.send()
+    stage.call().answer(kind=b"application/json")
+    stage.call().feed(whole(2, usage={"prompt_tokens": INPUT, "completion_tokens": 2}))
+    stage.call().end()
+    await settle()
+    assert (exchange.status, exchange.finished, stage.outbox.backlog) == (200, True, 1)
+    stage.ledger.away = set()
+    await stage.outbox.retry()
+    await stage.over()
+    assert await stage.used() == {"tokens": INPUT + 2}
+
+
+async def test_under_allow_an_earlier_hold_is_given_back(tmp_path: Path) -> None:
+    """The ledger goes away between two attempts: the first one's hold is not left to expire."""
+    stage = Stage(tmp_path, more="on_ledger_failure: allow")
+    await stage.send()
+    stage.ledger.away = {"admit"}
+    stage.call("a").answer(500, b"application/json")
+    stage.call("a").feed(b"{}")
+    stage.call("a").end()
+    await settle()
+    stage.call("b").answer(kind=b"application/json")
+    stage.call("b").feed(whole(2, usage={"prompt_tokens": INPUT, "completion_tokens": 2}))
+    stage.call("b").end()
+    await stage.over()
+    assert await stage.used() == {"tokens": INPUT + 2}
+
+
+async def test_a_settle_that_fails_once_is_sent_again(stage: Stage) -> None:
+    """Settles are idempotent by hold id: one retry charges once: case 15."""
+    await stage.send()
+    stage.ledger.away = {"settle"}
+    stage.call().answer(kind=b"application/json")
+    stage.call().feed(whole(2, usage={"prompt_tokens": INPUT, "completion_tokens": 2}))
+    stage.call().end()
+    await settle()
+    assert len(stage.journal.lines) == 1
+    stage.ledger.away = set()
+    await stage.outbox.retry()
+    await stage.outbox.retry()
+    await stage.over()
+    assert await stage.used() == {"tokens": INPUT + 2}
+
+
+async def test_a_stale_window_is_recomputed(stage: Stage) -> None:
+    """The gateway's idea of the day is behind the ledger's: the windows are built anew, in ledger time."""
+    exchange = await stage.send()
+    stage.call().fail("connect")
+    await settle()
+    stage.call("b").fail("connect")
+    await stage.over()
+    template = stage.gateway._plans.of(next(iter(stage.policy.keys.values())), stage.policy.models["two"]).template
+    stage.clock.now_ms += 86_400_000
+    template._valid_until_ms = stage.clock.now_ms + 1  # as if this worker's clock were late
+    exchange = await stage.send()
+    assert len({admission.refs for admission in stage.ledger.admissions[-1:]}) == 1
+    stage.call().answer(kind=b"application/json")
+    stage.call().feed(whole(2, usage={"prompt_tokens": INPUT, "completion_tokens": 2}))
+    stage.call().end()
+    await stage.over()
+    assert exchange.status == 200
+    assert [admission.hold_id for admission in stage.ledger.admissions[-2:]] == ["req_2.1", "req_2.1"]
+
+
+async def test_holds_of_requests_in_flight_are_named_for_renewal(tmp_path: Path) -> None:
+    """The key's and the deployment's, as long as the request is under way; none that was never admitted."""
+    stage = Stage(tmp_path, first=", limits: [5 concurrent]")
+    exchange = await stage.send()
+    (trip,) = stage.gateway.trips
+    assert [hold_id for _, hold_id in trip.open_holds()] == ["req_1.1", "req_1.1.d"]
+    exchange.leave()
+    await stage.over()
+    assert list(trip.open_holds()) == []
