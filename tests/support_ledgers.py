@@ -5,7 +5,9 @@ memory and sqlite take a clock that the tests move. Redis takes its own time, so
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import AsyncIterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Literal
 
@@ -84,6 +86,27 @@ def race(work: tuple[str, str, str, int]) -> int:
         return granted
 
     return asyncio.run(run())
+
+
+def admit_for_ever(kind: str, place: str, told: Connection) -> None:
+    """For a process of its own, until it is killed: admits four requests at a time, settles half of them, tells what was answered."""
+
+    async def run() -> None:
+        ledger = RedisLedger(place, 20_000) if kind == "redis" else SqliteLedger(place, 20_000)
+        await ledger.open()
+        desk = Desk(ledger)
+        refs = desk.refs(desk.window(10**9), desk.concurrent(10**6))
+
+        async def request(hold_id: str, settled: bool) -> None:
+            assert (await desk.admit(refs, 10, 0, 1, 0, hold_id=hold_id)).status == "granted"
+            if settled:
+                assert await desk.settle(refs, 7, 1, hold_id=hold_id) == "settled"
+            told.send((hold_id, settled))
+
+        for start in itertools.count(0, 4):
+            await asyncio.gather(*(request(f"h{start + i}", bool(i % 2)) for i in range(4)))
+
+    asyncio.run(run())
 
 
 def backend_of(kind: str, directory: Path, redis_url: str) -> Backend:

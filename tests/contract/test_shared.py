@@ -1,13 +1,14 @@
 """Several workers and processes on one ledger: what one does, the others see, and together they never pass a limit."""
 
 import asyncio
+import contextlib
 import multiprocessing
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from support_ledgers import Backend, Desk, backend_of, race
+from support_ledgers import Backend, Desk, admit_for_ever, backend_of, race
 
 
 @pytest.fixture(params=["sqlite", "redis"])
@@ -66,6 +67,32 @@ def test_three_processes_race(shared: Backend) -> None:
     window, bucket, concurrent = asyncio.run(states())
     assert (window, concurrent) == ((0, 1000), (0, 100))
     assert bucket[0] <= 1000
+
+
+async def test_what_was_answered_outlives_a_kill(shared: Backend) -> None:
+    """A worker killed at any moment: every hold it was granted is there, every settlement counts once, and nothing is half done."""
+    context = multiprocessing.get_context("spawn")
+    told, tell = context.Pipe(duplex=False)
+    worker = context.Process(target=admit_for_ever, args=(shared.kind, shared.place, tell))
+    worker.start()
+    tell.close()
+    answers = [told.recv() for _ in range(100)]
+    worker.kill()
+    with contextlib.suppress(EOFError):
+        while True:
+            answers.append(told.recv())
+    told.close()
+    worker.join()
+    async with shared.running() as ledger:
+        desk = Desk(ledger)
+        used, held = (await desk.states(desk.refs(desk.window(1), desk.concurrent(1))))[0]
+        holds = await desk.holds()
+        assert {hold_id for hold_id, settled in answers if not settled} <= holds.keys()
+        assert not {hold_id for hold_id, settled in answers if settled} & holds.keys()
+        assert held == 10 * len(holds)
+        settled = sum(settled for _, settled in answers)
+        assert 7 * settled <= used <= 7 * (settled + 2)
+        assert (await desk.counters())["o"].held == len(holds)
 
 
 async def test_learned_tables_are_shared(shared: Backend) -> None:

@@ -31,7 +31,7 @@ BATCH_CALLS = 128  # in one transaction; the rest waits for the next turn, so th
 RETRY_MS = (0.1, 0.6)  # pause before a busy file is tried again
 UPKEEP_EVERY_S = 1.0
 UPKEEP_PATIENCE_MS = 100  # in its thread it may wait for the lock
-WAL_BYTES = 8 * 2**20  # a write-ahead log of this length is copied into the file and cut
+WAL_BYTES = 32 * 2**20  # a write-ahead log of this length is copied into the file and cut; calls wait some 20 ms for that
 FORGET_EVERY_MS = 60_000
 
 T = TypeVar("T")
@@ -209,7 +209,7 @@ class SqliteLedger:
             now = loop.time()
             late = [call for call in batch if call.deadline <= now]
             for call in late:
-                self._fail(call, LedgerUnavailable(f"{self.path} was locked by others for {self._timeout_s:g} s"))
+                self._fail(call, LedgerUnavailable(f"{self.path} could not be locked within {self._timeout_s:g} s"))
             self._queue.extendleft(reversed(batch[len(late) :]))
             pause_s = random.uniform(*RETRY_MS) / 1000
         else:

@@ -245,7 +245,7 @@ async def test_a_file_that_stays_locked(desk: Desk, ledger: SqliteLedger) -> Non
         await asyncio.sleep(0)
         turns += 1
     for call in calls:
-        with pytest.raises(LedgerUnavailable, match=r"locked by others for 0\.06 s"):
+        with pytest.raises(LedgerUnavailable, match=r"could not be locked within 0\.06 s"):
             await call
     with pytest.raises(LedgerUnavailable, match="locked"):
         await ledger.ping()
