@@ -150,7 +150,7 @@ class World:
 
     async def come_late(self) -> None:
         """A journal is replayed: settlements of lost requests, some for the second time, some of work that had no hold."""
-        if self.random.random() < 0.1:
+        if self.random.random() < 0.4:
             self.count += 1
             self.lost[f"r{self.count}"] = self.refs(f"key{self.random.randrange(6)}")
             await self.end(f"r{self.count}", "force")
