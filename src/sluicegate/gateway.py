@@ -136,7 +136,7 @@ class Gateway:
 
     async def _route(self, trip: Trip, plan: Plan, request: Request) -> None:
         """Tries the deployments in order until one answers. Raises Reject when none does."""
-        rejected = reject.internal()
+        rejected: Reject | None = None
         for number, deployment in enumerate(plan.model.deployments, 1):
             try:
                 attempt = await self._hold(trip, number, deployment, plan, request)
@@ -156,6 +156,7 @@ class Gateway:
             rejected = reject.upstream(outcome)
             if not outcome.elsewhere:
                 break
+        assert rejected is not None  # a route has at least one deployment
         raise rejected
 
     # -- hold -----------------------------------------------------------------------------------------------------------------------------

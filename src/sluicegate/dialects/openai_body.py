@@ -212,6 +212,15 @@ def usage_of(body: Body) -> Usage | None:
         reported = body.x_groq.get("usage") if isinstance(body.x_groq, dict) else None
         if not isinstance(reported, dict):
             return None
+    get = reported.get
+    read, written, total = get("prompt_tokens"), get("completion_tokens"), get("total_tokens")
+    plain = type(read) is int and type(written) is int and 0 <= read <= TOKENS_MAX and 0 <= written <= TOKENS_MAX and total == read + written
+    if plain and len(reported) == 3:
+        return Usage(read, written)
+    return _usage_with_details(reported)
+
+
+def _usage_with_details(reported: dict[str, Any]) -> Usage:
     read, written = _part(reported, "prompt_tokens_details"), _part(reported, "completion_tokens_details")
     usage = Usage(_tokens(reported.get("prompt_tokens")), _tokens(reported.get("completion_tokens")))
     total = _tokens(reported.get("total_tokens"))
