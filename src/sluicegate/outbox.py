@@ -29,7 +29,7 @@ class Outbox:
         self._journal = journal
         self._time_ms = time_ms
         self._owed: dict[int, Settlement] = {}
-        self._sent = 0
+        self._failed: dict[int, Settlement] = {}  # those of them that are not on their way
 
     @property
     def backlog(self) -> int:
@@ -48,7 +48,7 @@ class Outbox:
 
     async def retry(self) -> None:
         """One round: at most 256 settlements, oldest first; stops at the first that fails."""
-        for line, settlement in list(self._owed.items())[:RETRY_AT_ONCE]:
+        for line, settlement in list(self._failed.items())[:RETRY_AT_ONCE]:
             try:
                 await self._send(line, settlement)
             except LedgerUnavailable:
@@ -57,13 +57,16 @@ class Outbox:
     def _send(self, line: int, settlement: Settlement) -> "asyncio.Future[Settled]":
         self._owed[line] = settlement
         future = self._ledger.settle(settlement)
-        future.add_done_callback(lambda done: self._taken(line, done))
+        future.add_done_callback(lambda done: self._answered(line, settlement, done))
         return future
 
-    def _taken(self, line: int, done: "asyncio.Future[Settled]") -> None:
+    def _answered(self, line: int, settlement: Settlement, done: "asyncio.Future[Settled]") -> None:
         if not done.cancelled() and done.exception() is None:
             self._owed.pop(line, None)
+            self._failed.pop(line, None)
             self._journal.acknowledge(line)
+        else:
+            self._failed[line] = settlement
 
 
 async def replay(directory: str, ledger: Ledger) -> int:
