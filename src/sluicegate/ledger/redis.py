@@ -12,6 +12,7 @@ import asyncio
 import hashlib
 import os
 import random
+import re
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -252,13 +253,11 @@ def _head(script: Command, keys: tuple[str, ...], arguments: tuple[bytes, ...], 
 
 
 def _load_scripts(readers: dict[str, Callable[[Any], Any]]) -> dict[str, Command]:
-    """The scripts beside this module by verb; the shared steps follow the first line of those that have holds."""
+    """The scripts beside this module by verb. Scripts cannot import: a line `--@name` in one stands for the text of steps/name.lua."""
     folder = Path(__file__).parent / "lua"
-    steps = (folder / "steps.lua").read_bytes()
     scripts = {}
     for verb in ("admit", "extend", "settle", "peek", "renew", "sweep", "learned"):
-        first, _, rest = (folder / f"{verb}.lua").read_bytes().partition(b"\n")
-        text = first + b"\n" + (b"" if verb == "learned" else steps) + rest
+        text = re.sub(rb"--@(\w+)\n", lambda name: (folder / "steps" / f"{name[1].decode()}.lua").read_bytes(), (folder / f"{verb}.lua").read_bytes())
         sha = hashlib.sha1(text, usedforsecurity=False).hexdigest().encode()
         scripts[verb] = Command(verb, readers.get(verb, lambda reply: reply), text, sha)
     return scripts

@@ -55,14 +55,15 @@ REFS = (
 
 
 def test_scripts_are_constants_that_say_what_they_take() -> None:
-    """The first line names flags, comments name keys, arguments and returns, and the shared steps stand in between, once."""
+    """The first line names flags, comments name keys, arguments and returns, and the shared steps stand in between."""
     scripts = _load_scripts({})
     assert {verb for verb, script in scripts.items() if b"allow-oom" in script.text.split(b"\n")[0]} == {"settle", "renew", "sweep"}
     for verb, script in scripts.items():
         assert script.text.startswith(b"#!lua")
         for word in (f"-- {verb}: ", "-- KEYS  ", "-- ARGV  ", "-- Returns "):
             assert word.encode() in script.text
-        assert script.text.count(b"-- steps.lua") == (0 if verb == "learned" else 1)
+        assert script.text.count(b"-- base: ") == (0 if verb == "learned" else 1)
+        assert b"\n--@" not in script.text
         assert re.fullmatch(rb"[0-9a-f]{40}", script.sha)
 
 

@@ -1,10 +1,11 @@
 #!lua flags=no-writes
 -- peek: the states of counters, changing nothing.
 --
--- KEYS  see steps.lua
+-- KEYS  1 holds, 2 expiries, 3.. counters
 -- ARGV  1 figures: as admit's
--- Returns {0, now_ms, 0, 0, state, state, ...}, two figures of state for each counter.
-local figures = cmsgpack.unpack(ARGV[1])
+-- Returns {0, now_ms, 0, 0, state, state ...}, two figures of state for each counter.
+--@base
+--@counters
 local answer = {0, now_ms, 0, 0}
-for i = 1, #KEYS - 2 do answer[3 + 2 * i], answer[4 + 2 * i] = state(figures, i) end
+for i = 1, counters do answer[3 + 2 * i], answer[4 + 2 * i] = level(i) end
 return answer

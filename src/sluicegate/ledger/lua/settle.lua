@@ -1,16 +1,18 @@
 #!lua flags=allow-oom
 -- settle: replaces a hold by what was used. Never refused, not for want of memory either; may exceed the hold.
 --
--- KEYS  see steps.lua
+-- KEYS  1 holds, 2 expiries, 3.. counters
 -- ARGV  1 figures: as admit's
 --       2 request (msgpack): hold id, mode (settle, force, cancel), {actual, actual ...}
 -- Returns {status, now_ms}. status: 0 settled, 1 already, 2 late, 3 forced, 4 cancelled.
+--@base
+--@counters
+--@finish
 local CANCELLED_KEPT_MS, FORCED_KEPT_MS = 60000, 604800000
-local figures = cmsgpack.unpack(ARGV[1])
 local id, mode, actual = unpack(cmsgpack.unpack(ARGV[2]))
 
 if mode == 'cancel' then
-  for i = 1, #KEYS - 2 do actual[i] = 0 end
+  for i = 1, counters do actual[i] = 0 end
 end
 local hold = read_hold(id)
 if not hold and mode == 'cancel' then
@@ -18,12 +20,12 @@ if not hold and mode == 'cancel' then
   return {4, now_ms}
 end
 if mode == 'force' and (not hold or hold[2] == 'c') then  -- c: its admit timed out, then it was served all the same
-  finish(figures, {1, 'o', 0, 0, ''}, actual)
+  finish({1, 'o', 0, 0, ''}, actual)
   put_hold(id, {1, 'f', 0, 0, ''}, now_ms + FORCED_KEPT_MS)
   return {3, now_ms}
 end
-if not hold or is_marker(hold) then return {1, now_ms} end
+if not hold or hold[2] == 'f' or hold[2] == 'c' then return {1, now_ms} end
 
-finish(figures, hold, actual)
+finish(hold, actual)
 drop_hold(id)
 return {hold[2] ~= 'o' and 2 or mode == 'cancel' and 4 or 0, now_ms}
