@@ -1,6 +1,7 @@
 """What a worker does beside serving: renews its holds, charges those that nobody settled, exchanges what was learned, watches the ledger.
 
-None of it is on a request's path. Each loop survives a ledger that is away and says so once per change of state.
+None of it is on a request's path. Each loop survives a ledger that is away and says so once per change of state. Work that asked the ledger nothing
+says nothing about it: each kind of work answers whether it asked.
 """
 
 import asyncio
@@ -43,7 +44,7 @@ class Upkeep:
             tasks.create_task(self._every(SWEEP_S, self.sweep))
             tasks.create_task(self._every(LEARN_S, self.learn))
 
-    async def renew(self) -> None:
+    async def renew(self) -> bool:
         """Nothing expires under a live worker."""
         open_holds: dict[str, list[str]] = defaultdict(list)
         for trip in self._gateway.trips:
@@ -52,13 +53,15 @@ class Upkeep:
         for tree, ids in open_holds.items():
             for start in range(0, len(ids), RENEW_AT_ONCE):
                 await self._ledger.renew(tree, ids[start : start + RENEW_AT_ONCE], self._hold_ttl_ms)
+        return bool(open_holds)
 
-    async def sweep(self) -> None:
+    async def sweep(self) -> bool:
         """Charges holds that nobody settled: their worker died."""
         for swept in await self._ledger.sweep(SWEEP_AT_ONCE):
             self._on_swept(swept)
+        return True
 
-    async def learn(self) -> None:
+    async def learn(self) -> bool:
         """Adds what this worker learned to what all have, and takes the sums."""
         increments = self._learned.increments()
         try:
@@ -67,19 +70,21 @@ class Upkeep:
             self._learned.keep(increments)
             raise
         self._learned.absorb(sums)
+        return True
 
-    async def _every(self, period_s: float, work: Callable[[], Awaitable[None]]) -> None:
+    async def _every(self, period_s: float, work: Callable[[], Awaitable[bool]]) -> None:
         while True:
             await asyncio.sleep(period_s)
             try:
-                await work()
+                asked = await work()
             except LedgerUnavailable as error:
                 self._change(away=True, why=str(error))
             except Exception:
                 log.exception("background work failed", work=work.__name__)
             else:
-                self.seen_at = self._clock()
-                self._change(away=False)
+                if asked:
+                    self.seen_at = self._clock()
+                    self._change(away=False)
 
     def _change(self, away: bool, why: str = "") -> None:
         if away != self._away:

@@ -1,0 +1,157 @@
+"""What a worker does beside serving, with a ledger that is there or not."""
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import structlog
+
+from sluicegate.core.claims import Ref, RefSet, Swept
+from sluicegate.core.estimate import Learned
+from sluicegate.ledger.contract import LedgerUnavailable
+from sluicegate.upkeep import RENEW_AT_ONCE, SWEEP_AT_ONCE, Upkeep
+from support_sockets import settle
+
+REFS = RefSet("t", [Ref("c", "w", 1)])
+
+
+class FakeTrip:
+    def __init__(self, *holds: tuple[str, str]) -> None:
+        self.holds = holds
+
+    def open_holds(self) -> Iterator[tuple[str, str]]:
+        return iter(self.holds)
+
+
+class FakeGateway:
+    def __init__(self) -> None:
+        self.trips: set[FakeTrip] = set()
+
+
+class FakeLedger:
+    """Writes down what it is asked."""
+
+    def __init__(self) -> None:
+        self.away = False
+        self.renewed: list[tuple[str, list[str], int]] = []
+        self.limits: list[int] = []
+        self.swept: list[Swept] = []
+        self.tables: list[dict[str, dict[str, int]]] = []
+        self.sums: dict[str, dict[str, int]] = {}
+        self.on_renew: Any = None
+
+    def _check(self) -> None:
+        if self.away:
+            raise LedgerUnavailable("away")
+
+    async def renew(self, tree: str, hold_ids: list[str], ttl_ms: int) -> None:
+        self._check()
+        self.renewed.append((tree, hold_ids, ttl_ms))
+        if self.on_renew is not None:
+            self.on_renew()
+        await asyncio.sleep(0)
+
+    async def sweep(self, limit: int) -> list[Swept]:
+        self._check()
+        self.limits.append(limit)
+        return self.swept
+
+    async def learned(self, increments: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
+        self.tables.append(increments)
+        self._check()
+        return self.sums
+
+
+class Stage:
+    def __init__(self) -> None:
+        self.gateway = FakeGateway()
+        self.ledger = FakeLedger()
+        self.learned = Learned()
+        self.told: list[Swept] = []
+        self.now = 50.0
+        self.upkeep = Upkeep(self.gateway, self.ledger, self.learned, 30_000, self.told.append, lambda: self.now)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def stage() -> Stage:
+    return Stage()
+
+
+async def test_open_holds_are_renewed_by_tree(stage: Stage) -> None:
+    """Those of the key's tree and of deployments, with the configured ttl, at most 256 a call."""
+    many = [("acme", f"h{i}") for i in range(RENEW_AT_ONCE + 5)]
+    stage.gateway.trips = {FakeTrip(*many), FakeTrip(("d/p", "x.d")), FakeTrip()}
+    await stage.upkeep.renew()
+    sizes = sorted((tree, len(ids), ttl_ms) for tree, ids, ttl_ms in stage.ledger.renewed)
+    assert sizes == [("acme", 5, 30_000), ("acme", RENEW_AT_ONCE, 30_000), ("d/p", 1, 30_000)]
+
+
+async def test_requests_may_come_and_go_during_a_renewal(stage: Stage) -> None:
+    """The set of requests changes while the ledger is asked."""
+    stage.gateway.trips = {FakeTrip((f"t{i}", f"h{i}")) for i in range(3)}
+    stage.ledger.on_renew = lambda: stage.gateway.trips.add(FakeTrip(("late", "late")))
+    await stage.upkeep.renew()
+    assert len(stage.ledger.renewed) == 3
+
+
+async def test_swept_holds_are_told(stage: Stage) -> None:
+    """Each one, so that its request gets a record."""
+    stage.ledger.swept = [Swept("h", "req_1 key dep", 10, 5, ()), Swept("i", "req_2 key dep", 1, 0, ())]
+    await stage.upkeep.sweep()
+    assert (stage.told, stage.ledger.limits) == (stage.ledger.swept, [SWEEP_AT_ONCE])
+
+
+async def test_case_106_what_one_worker_learned_binds_all(stage: Stage) -> None:
+    """A deployment that billed more than it showed anywhere is capped here too."""
+    deployment: Any = type("D", (), {"id": "p/m"})
+    assert not stage.learned.exceeded(deployment)
+    stage.ledger.sums = {"exceeded": {"p/m": 1}}
+    await stage.upkeep.learn()
+    assert stage.learned.exceeded(deployment)
+    await stage.upkeep.learn()
+    assert stage.ledger.tables[-1]["exceeded"] == {"p/m": 1}
+
+
+async def test_what_did_not_arrive_is_kept(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An exchange that fails is told to the figures, which send the increments again."""
+    kept: list[Any] = []
+    monkeypatch.setattr(stage.learned, "keep", kept.append)
+    stage.ledger.away = True
+    with pytest.raises(LedgerUnavailable):
+        await stage.upkeep.learn()
+    assert kept == stage.ledger.tables
+
+
+async def test_every_loop_survives_and_a_change_is_logged_once(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Away, still away, back: one line per change of state, whichever of the loops saw it; what raises anything else is logged and goes on."""
+    for name in ("SWEEP_S", "LEARN_S"):
+        monkeypatch.setattr(f"sluicegate.upkeep.{name}", 0.0)
+    stage.upkeep._hold_ttl_ms = 0
+    with structlog.testing.capture_logs() as logs:
+        running = asyncio.get_running_loop().create_task(stage.upkeep.run())
+        await settle()
+        stage.now = 60.0
+        await settle()
+        assert (stage.upkeep.seen_at, logs) == (60.0, [])
+        stage.ledger.away = True
+        await settle()
+        stage.now = 70.0
+        await settle()
+        assert stage.upkeep.seen_at == 60.0
+        stage.ledger.away = False
+        await settle()
+        assert stage.upkeep.seen_at == 70.0
+        stage.ledger.swept = None  # type: ignore[assignment]
+        await settle()
+        stage.ledger.swept = []
+        count = len(stage.ledger.limits)
+        await settle()
+        assert len(stage.ledger.limits) > count
+        running.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await running
+    states = [(line["from"], line["to"]) for line in logs if line["event"] == "ledger state"]
+    assert states == [("up", "away"), ("away", "up")]
+    assert {line["event"] for line in logs} == {"ledger state", "background work failed"}
