@@ -11,7 +11,7 @@ import itertools
 import secrets
 import socket
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
 from pathlib import Path
 
 import structlog
@@ -138,10 +138,6 @@ class Worker:
         await self.ledger.close()
         self._journal.close()
 
-    async def handle(self, exchange: Exchange) -> None:
-        """Serves one request."""
-        await self.surface.handle(exchange)
-
     def not_ready(self) -> str:
         """Why this worker should get no new requests; "" if it should."""
         if self.server is not None and not self.server.ready:
@@ -180,7 +176,7 @@ def _journal_state(state: JournalState) -> None:
 async def serving(loaded: Loaded, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[tuple[Worker, Server]]:
     """A whole gateway inside the running loop, without signals."""
     worker = Worker(loaded)
-    server = worker.server = Server(worker.handle, host=host, port=port, drain_s=loaded.config.server.drain_ms / 1000)
+    server = worker.server = Server(worker.surface.handle, host=host, port=port, drain_s=loaded.config.server.drain_ms / 1000)
     await worker.start()
     await server.start()
     try:
@@ -201,8 +197,8 @@ def serve_worker(loaded: Loaded, sockets: Sequence[socket.socket]) -> None:
         worker.server = server
         await worker.start()
 
-    async def handle(exchange: Exchange) -> None:
-        await made[0].surface.handle(exchange)
+    def handle(exchange: Exchange) -> Awaitable[None]:
+        return made[0].surface.handle(exchange)
 
     async def stop() -> None:
         await made[0].stop()

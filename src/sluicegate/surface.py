@@ -19,6 +19,7 @@ from sluicegate.http.exchange import Exchange, Handler
 from sluicegate.ledger.contract import Ledger, LedgerUnavailable
 from sluicegate.reject import Reject
 
+CHAT_PATH = "/v1/chat/completions"
 _JSON = (b"content-type", b"application/json")
 
 
@@ -39,7 +40,7 @@ class Surface:
         self._metrics = metrics
         self._may_scrape = may_scrape
         self._routes: dict[str, tuple[str, Handler]] = {
-            "/v1/chat/completions": ("POST", self._chat),
+            CHAT_PATH: ("POST", self._chat),
             "/v1/models": ("GET", self._models),
             "/v1/usage": ("GET", self._usage),
             "/healthz": ("GET", self._health),
@@ -47,19 +48,28 @@ class Surface:
             "/metrics": ("GET", self._scrape),
         }
 
-    async def handle(self, exchange: Exchange) -> None:
-        """Serves one exchange."""
-        route = self._routes.get(exchange.path)
-        if route is None:
-            answer_reject(exchange, self._unknown_path(exchange.path))
-        elif exchange.method != route[0] and (exchange.method, route[0]) != ("HEAD", "GET"):
-            wrong = f"{exchange.path} takes {route[0]}, not {exchange.method}."
-            answer_reject(exchange, Reject(405, "invalid_request_error", "method_not_allowed", wrong, headers=((b"allow", route[0].encode()),)))
-        else:
-            try:
-                await route[1](exchange)
-            except Reject as rejected:
-                answer_reject(exchange, rejected)
+    def handle(self, exchange: Exchange) -> Awaitable[None]:
+        """Serves one exchange. No layer of its own around the gateway: each costs every request at every wake-up."""
+        if exchange.path == CHAT_PATH and exchange.method == "POST":
+            return self._gateway.serve(exchange, openai_chat)
+        return self._other(exchange)
+
+    async def _other(self, exchange: Exchange) -> None:
+        try:
+            method, handler = self._route(exchange.path)
+            if exchange.method != method and (exchange.method, method) != ("HEAD", "GET"):
+                wrong = f"{exchange.path} takes {method}, not {exchange.method}."
+                raise Reject(405, "invalid_request_error", "method_not_allowed", wrong, headers=((b"allow", method.encode()),))
+            await handler(exchange)
+        except Reject as rejected:
+            answer_reject(exchange, rejected)
+
+    def _route(self, path: str) -> tuple[str, Handler]:
+        if path in self._routes:
+            return self._routes[path]
+        shown = path if len(path) <= 200 else path[:200] + "..."
+        served = ", ".join(f"{method} {route}" for route, (method, _) in self._routes.items())
+        raise Reject(404, "invalid_request_error", "path_not_found", f"{shown!r} is not served here. Served: {served}.")
 
     async def _chat(self, exchange: Exchange) -> None:
         await self._gateway.serve(exchange, openai_chat)
@@ -112,11 +122,6 @@ class Surface:
         body = await self._metrics()
         exchange.start(200, [(b"content-type", b"text/plain; version=0.0.4; charset=utf-8")], len(body))
         exchange.finish(body)
-
-    def _unknown_path(self, path: str) -> Reject:
-        served = ", ".join(f"{method} {route}" for route, (method, _) in self._routes.items())
-        shown = path if len(path) <= 200 else path[:200] + "..."
-        return Reject(404, "invalid_request_error", "path_not_found", f"{shown!r} is not served here. Served: {served}.")
 
 
 def answer(exchange: Exchange, status: int, body: Any, headers: reject.Headers = ()) -> None:

@@ -69,6 +69,7 @@ class Learned:
         self._known: dict[str, _Known] = {}
         self._exceeded: set[str] = set()
         self._outputs: dict[str, Histogram] = {}
+        self._names: dict[tuple[str, str], tuple[str, str]] = {}
 
     # -- figures --------------------------------------------------------------------------------------------------------------------------
 
@@ -128,13 +129,13 @@ class Learned:
         if budget.estimator == "fixed":
             aim = choices * budget.fixed_output + predicted
         elif budget.estimator == "p95":
-            each = self._p95(model.name, _tenant(key))
+            each = self._p95(model, key)
             aim = want if each is None else choices * each + predicted
         figures.aim = max(figures.need, min(want, aim))
 
-    def _p95(self, model: str, tenant: str) -> int | None:
+    def _p95(self, model: Model, key: Key) -> int | None:
         """Output per choice that 95 % of answers stay within: of this tenant, else of the model; None where too few are known."""
-        for name in (_table(model, tenant), _table(model)):
+        for name in self._tables(model, key):
             outputs = self._outputs.get(name)
             if outputs is None:
                 outputs = self._new(name)
@@ -165,7 +166,7 @@ class Learned:
             self._observe_input(known, figures, usage.input_tokens)
         written = usage.output_tokens
         if written and not truncated:
-            for name in (_table(model.name, _tenant(key)), _table(model.name)):
+            for name in self._tables(model, key):
                 (self._outputs.get(name) or self._new(name)).add(-(-written // figures.choices))
         if written and meter.counted:
             known.factor.add(-(-written * 1000 // meter.counted))
@@ -184,6 +185,15 @@ class Learned:
             known.density.add(-(-text_tokens * 1000 // figures.text_bytes))
         else:
             known.added.add(max(0, text_tokens - figures.text_bytes))
+
+    def _tables(self, model: Model, key: Key) -> tuple[str, str]:
+        """The names of the histograms that a key's answers count in: of its tenant, of all."""
+        names = self._names.get((key.id, model.name))
+        if names is None:
+            if len(self._names) >= PAIRS_MAX:
+                self._names.clear()
+            names = self._names[key.id, model.name] = (f"output {model.name} {_tenant(key)}", f"output {model.name}")
+        return names
 
     def _new(self, name: str) -> Histogram:
         if len(self._outputs) >= PAIRS_MAX:
@@ -219,7 +229,3 @@ def _tenant(key: Key) -> str:
         if scope.kind != "key":
             return scope.id
     return key.id
-
-
-def _table(model: str, tenant: str = "") -> str:
-    return f"output {model} {tenant}" if tenant else f"output {model}"

@@ -79,6 +79,8 @@ def settle_figures(
     seen: the meter. margin: what may have been produced beyond it. cap: output tokens over all choices that the upstream was told it may produce.
     visible: every billed token is in the stream. stops_on_close: closing the connection ends the generation.
     """
+    if usage is not None and ended == "complete" and usage.input_tokens and usage.output_tokens and not usage.cost_nano_usd:  # the usual case
+        return Charge(usage.input_tokens, usage.output_tokens, cost_nano_usd(price, usage) if price is not None else 0, "reported")
     usage = usage or Usage()
     known = visible and (ended == "complete" or stops_on_close)
     charged = ended != "broken" or unknown_outcome == "charge"
