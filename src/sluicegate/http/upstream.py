@@ -29,6 +29,7 @@ Reason = Literal["connect", "tls", "timeout", "reset", "incomplete", "protocol",
 
 TICK_S = 0.1
 REUSE_RACE_S = 0.1
+HEADS_MAX = 256
 SLICE_BYTES = 262_144  # of a large body: written when the one before has been taken
 COPY_BYTES_MAX = 65_536
 
@@ -300,19 +301,28 @@ class Pool:
         self.loop = loop or asyncio.get_running_loop()
         self._max_idle = max_idle
         self._idle_s = idle_s
+        self._heads: dict[tuple[bytes, bytes, tuple[tuple[bytes, bytes], ...]], bytes] = {}
         self._idle: list[OriginConnection] = []  # the last used at the end
         self._calls: set[Call] = set()
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self, method: bytes, path: bytes, headers: Sequence[tuple[bytes, bytes]], body: bytes, timeouts: Timeouts) -> Call:
         """A call that `Call.start` will send. Header names are lower-case. Raises ValueError for control characters: they could end a header."""
-        lines = [b"%b %b%b HTTP/1.1" % (method, self._path, path), *self._lines]
-        if body or method not in _BODILESS:
-            lines.append(b"content-length: %d" % len(body))
-        text, clean = wire.block(lines, headers, _OURS)
+        head = self._heads.get((method, path, headers)) if type(headers) is tuple else None
+        if head is None:
+            head = self._head(method, path, tuple(headers))
+        length = b"\r\ncontent-length: %d\r\n\r\n" % len(body) if body or method not in _BODILESS else b"\r\n\r\n"
+        return Call(self, head + length, body, timeouts, bodiless=method == b"HEAD")
+
+    def _head(self, method: bytes, path: bytes, headers: tuple[tuple[bytes, bytes], ...]) -> bytes:
+        """Request line and headers, kept: a provider's are the same for every call."""
+        head, clean = wire.block([b"%b %b%b HTTP/1.1" % (method, self._path, path), *self._lines], headers, _OURS)
         if not clean or b" " in path:
             raise ValueError("a header or path with control characters or blanks")
-        return Call(self, text + b"\r\n\r\n", body, timeouts, bodiless=method == b"HEAD")
+        if len(self._heads) >= HEADS_MAX:
+            self._heads.clear()
+        self._heads[method, path, headers] = head
+        return head
 
     async def close(self) -> None:
         """Closes every connection; calls that are open fail with "closed"."""

@@ -107,7 +107,7 @@ async def test_what_goes_out() -> None:
     """The given headers, host, length and `accept-encoding: identity`, below the base URL's path, in one write; nothing else."""
     net = Net()
     await net.start()
-    assert net.last.writes == [b"POST /v1/chat HTTP/1.1\r\nhost: up:81\r\naccept-encoding: identity\r\ncontent-length: 2\r\nx-a: 1\r\n\r\n{}"]
+    assert net.last.writes == [b"POST /v1/chat HTTP/1.1\r\nhost: up:81\r\naccept-encoding: identity\r\nx-a: 1\r\ncontent-length: 2\r\n\r\n{}"]
     await net.start(b"GET", b"")
     assert net.last.writes == [b"GET /v1/chat HTTP/1.1\r\nhost: up:81\r\naccept-encoding: identity\r\nx-a: 1\r\n\r\n"]
     await net.start(b"POST", b"")
@@ -122,7 +122,7 @@ async def test_headers_of_ours_are_not_taken_from_others() -> None:
     call = net.pool.begin(b"POST", b"/chat", given, b"{}", LIMITS)
     task = asyncio.get_running_loop().create_task(call.start())
     await settle()
-    assert net.last.writes == [b"POST /v1/chat HTTP/1.1\r\nhost: up:81\r\naccept-encoding: identity\r\ncontent-length: 2\r\nx-a: 1\r\n\r\n{}"]
+    assert net.last.writes == [b"POST /v1/chat HTTP/1.1\r\nhost: up:81\r\naccept-encoding: identity\r\nx-a: 1\r\ncontent-length: 2\r\n\r\n{}"]
     call.close()
     assert (await failure(task)).reason == "closed"
 
