@@ -20,6 +20,7 @@ import typer
 from sluicegate import app
 from sluicegate.cli.console import DEFAULT_CONFIG, ConfigFile, EnvFile, InputError, console, environment, loaded
 from sluicegate.config.load import EXAMPLE
+from sluicegate.http.server import listen
 from sluicegate.mock import from_mapping, run_mock
 from sluicegate.supervisor import Supervisor, watch_parent
 
@@ -105,9 +106,8 @@ def _pairs(arguments: list[str]) -> dict[str, str]:
 
 def _listen(host: str, port: int) -> socket.socket:
     """The listening socket. Raises OSError that says what to do."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, backlog=2048)
+        return listen(host, port)
     except OSError as error:
         advice = "choose another with --port or PORT=..."
         raise OSError(f"cannot listen on {host} port {port}: {os.strerror(error.errno or 0).lower()}; {advice}") from None
