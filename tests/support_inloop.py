@@ -333,6 +333,7 @@ def config_text(
 server: {{listen: "127.0.0.1:0", drain: 5s}}
 ledger: {ledger}
 journal: {directory}/journal/
+log: {{access: "off"}}
 providers:
   mock: {{provider: mock, base_url: "{base_url}", api_key: sk-provider-secret, extend: {on}, tokenizer: {TOKENIZER}}}
 {providers}
