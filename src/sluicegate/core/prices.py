@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from sluicegate.core.limits import AMOUNT_MAX
+
 if TYPE_CHECKING:  # usage.py settles at prices
     from sluicegate.core.usage import Usage
 
@@ -41,7 +43,10 @@ def input_cost_nano_usd(price: Price, input_tokens: int) -> int:
 
 
 def cost_nano_usd(price: Price, usage: "Usage", unknown_input: int = 0, unknown_output: int = 0) -> int:
-    """What a call of this usage costs, plus tokens of which only the number is known, at the dearest. Parts never exceed the whole."""
+    """What a call of this usage costs, plus tokens of which only the number is known, at the dearest. Parts never exceed the whole.
+
+    At most AMOUNT_MAX, which no limit is above: an absurd report must not overflow a counter.
+    """
     read, written = usage.input_tokens or 0, usage.output_tokens or 0
     cached = min(usage.cached_tokens, read)
     stored = min(usage.cache_write_tokens, read - cached)
@@ -55,4 +60,4 @@ def cost_nano_usd(price: Price, usage: "Usage", unknown_input: int = 0, unknown_
         + unknown_input * input_rate(price)
         + unknown_output * output_rate(price)
     )
-    return -(-pico // 1000) + price.request_fee
+    return min(-(-pico // 1000) + price.request_fee, AMOUNT_MAX)

@@ -71,3 +71,8 @@ def test_rates_are_the_dearest(price: Price) -> None:
     """No class of tokens costs more than the rate that is claimed."""
     assert input_rate(price) >= max(price.input, price.cached_input or 0, price.cache_write or 0)
     assert output_rate(price) >= max(price.output, price.reasoning or 0)
+
+
+def test_an_absurd_report_costs_no_more_than_a_counter_can_hold() -> None:
+    """A cost is at most the largest amount that a limit may have, so that no counter overflows."""
+    assert cost_nano_usd(Price(10**12, 10**12), Usage(10**9, 10**9)) == 2**52 - 1
