@@ -59,7 +59,7 @@ def read_answer(body: bytes) -> Answer:
 
 
 class StreamReader:
-    """Reads one streamed answer. `data: null` yields no event: it would break clients and says nothing."""
+    """Reads one streamed answer. An event without data, or of `data: null`, is left out: it would break clients and says nothing."""
 
     __slots__ = ("_last", "_reader")
 
@@ -141,12 +141,13 @@ def _chunk(raw: bytes, body: Body) -> Event:
     return Event(raw, "chunk" if failure is None else "error", deltas, finishes, usage, usage is not None and not body.choices, failure)
 
 
-def _field_error(raw: RawEvent) -> Event:
-    """An event without data. Older llama.cpp servers write errors as a field of the event: `error: {...}`."""
+def _field_error(raw: RawEvent) -> Event | None:
+    """An event without data, which says nothing: the specification has clients ignore it, and some take it for empty JSON. Older llama.cpp servers
+    write errors as a field of the event: `error: {...}`."""
     line = raw.raw.strip(b"\r\n")
     if line.startswith(b"error:"):
         return Event(raw.raw, "error", failure=bare_failure(loosely(line[6:])) or _UNNAMED)
-    return Event(raw.raw, "other")
+    return None
 
 
 # -- writing ------------------------------------------------------------------------------------------------------------------------------

@@ -173,6 +173,12 @@ def test_text_that_looks_like_usage_is_left_alone() -> None:
 # -- events that are no chunks ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("raw", [b"event: ping\n\n", b"id: 7\n\n", b"retry: 5\n\n", b"data:\n\n", b"data\n\n", b"event: x\ndata:\n\n"])
+def test_events_without_data_are_left_out(raw: bytes) -> None:
+    """The specification has clients ignore them; the official one takes them for empty JSON, and ends."""
+    assert StreamReader().feed(raw) == []
+
+
 @pytest.mark.parametrize(
     ("raw", "kind"),
     [
@@ -187,7 +193,6 @@ def test_text_that_looks_like_usage_is_left_alone() -> None:
         (b"data: " + b"[" * 100_000 + b"\n\n", "bad"),
         (b'event: info\ndata: {"a":1}\n\n', "other"),
         (b'data: {"choices":5}\n\n', "other"),
-        (b"event: ping\n\n", "other"),
         (b'data: {"message":"hello"}\n\n', "other"),
     ],
 )
