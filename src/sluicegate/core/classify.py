@@ -93,7 +93,7 @@ def failed(status: int, headers: Mapping[bytes, bytes], failure: Failure | None,
     if meaning in (400, 429) and any(sign in f"{said.code} {said.message}".lower() for sign in _POOR):
         meaning = 402
     elsewhere = meaning in _ELSEWHERE or meaning >= 500
-    retry_after = _retry_after(headers) if meaning in (429, 503) else ""
+    retry_after = _retry_after(headers) if meaning == 429 or meaning >= 500 else ""
     if meaning in _OURS:
         return Outcome(name, bill, True, 502, "upstream_error", "upstream_error", f"The upstream did not accept the gateway's call ({status}).")
     if meaning == 429:
