@@ -138,7 +138,7 @@ class _Compiler:
             self.problem(path, "must have no credentials, query or fragment; use api_key_env and headers")
 
     def headers(self, row: Row, written: schema.Provider, path: Path) -> tuple[tuple[bytes, bytes], ...]:
-        headers = {}
+        headers = {b"content-type": b"application/json"}
         for name, value in written.headers.items():
             if not _HEADER_NAME.fullmatch(name) or not _HEADER_VALUE.fullmatch(value):
                 self.problem((*path, "headers", name), "is not a valid HTTP header")

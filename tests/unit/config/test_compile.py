@@ -164,7 +164,8 @@ def test_a_row_fills_in_what_is_not_written() -> None:
     }
     five, four, local = compiled(providers, models, environ={"K": "sk-up"}).models["m"].deployments
     assert five.provider.base_url == "https://api.openai.com/v1"
-    assert dict(five.provider.headers) == {b"authorization": b"Bearer sk-up", b"openai-organization": b"o"}
+    sent = {b"content-type": b"application/json", b"authorization": b"Bearer sk-up", b"openai-organization": b"o"}
+    assert dict(five.provider.headers) == sent
     assert (five.id, five.cap_field, five.tokenizer, five.extend) == ("oa/gpt-5-mini", "max_completion_tokens", "o200k_base", False)
     assert (four.cap_field, four.tokenizer) == ("max_tokens", "cl100k_base")
     assert (local.provider.base_url, local.cap_field, local.tokenizer, local.extend) == (
