@@ -98,7 +98,7 @@ class Worker:
             (self.metrics.observe,) if access is None else (self.metrics.observe, access),
             self._swept,
             lambda: f"req_{boot}{next(ids):08x}",
-            loop.time,
+            time.monotonic,  # the loop's own time stands still within a turn and has milliseconds
             time_ms,
             config.server.max_body,
         )
