@@ -29,7 +29,7 @@ from sluicegate.http.upstream import Call, Pool, UpstreamError
 from sluicegate.ledger.contract import Ledger, LedgerUnavailable
 from sluicegate.outbox import Outbox
 from sluicegate.reject import Reject
-from sluicegate.relay import Growth, Relay
+from sluicegate.relay import Growth, Pace, Relay
 from sluicegate.trip import Attempt, Dialect, Held, Trip
 
 ERROR_BODY_MAX = 1 << 20
@@ -291,6 +291,7 @@ class Gateway:
         call, deployment = attempt.call, attempt.deployment
         assert call is not None
         attempt.meter = Meter(deployment.tokenizer, self._learned.factor_milli(deployment))
+        pace = Pace(trip.policy.budget.stop_lag_ms)
         relay = attempt.relay = Relay(
             trip.exchange,
             call,
@@ -300,7 +301,8 @@ class Gateway:
             hide_usage=not request.include_usage,
             choices=request.choices,
             cap=(attempt.cap or 0) * request.choices,
-            growth=self._growth(trip, attempt) if attempt.extends and attempt.held.template.counters else None,
+            pace=pace,
+            growth=self._growth(trip, attempt, pace) if attempt.extends and attempt.held.template.counters else None,
             write_timeout_s=trip.timeouts.write_ms / 1000,
             clock=self._clock,
         )
@@ -335,7 +337,7 @@ class Gateway:
             )
         return classify.failed(call.status, call.headers, answer.failure, answer.usage is not None, deployment.provider.headers)
 
-    def _growth(self, trip: Trip, attempt: Attempt) -> Growth:
+    def _growth(self, trip: Trip, attempt: Attempt, pace: Pace) -> Growth:
         held, budget = attempt.held, trip.policy.budget
         run_on = {why for why, on in (("budget", budget.on_exhausted == "allow"), ("ledger", trip.policy.on_ledger_failure == "allow")) if on}
 
@@ -343,7 +345,7 @@ class Gateway:
             assert held.refset is not None
             return self._ledger.extend(Extension(held.hold_id, held.refset, need, want, seen, budget.hold_ttl_ms))
 
-        return Growth(extend, attempt.granted, attempt.figures.want, budget.stop_lag_ms, run_on, self._clock)
+        return Growth(extend, attempt.granted, attempt.figures.want, pace, run_on, self._clock)
 
     # -- deliver and settle ---------------------------------------------------------------------------------------------------------------
 

@@ -31,6 +31,7 @@ PATIENCE_S = 0.05  # with a ledger that does not answer, once the grant is at it
 OVERSHOOT_MILLI, OVERSHOOT_FLAT = 1100, 16  # an upstream beyond 1.1 x its cap + 16 tokens is not believed any longer
 
 PACE_S = 0.1  # over which a stream's pace is taken
+PACE_FIRST_S = 0.01  # the first estimate; until then all that was seen is taken to have come within it
 
 End = Literal["open", "complete", "truncated", "died"]
 Why = Literal["", "budget", "ledger"]
@@ -48,6 +49,42 @@ class Reader(Protocol):
 WriteEvent = Callable[[Event, bool], bytes]  # (event, hide_usage); b"" drops it
 
 
+class Pace:
+    """How fast a stream comes. `rate` is in tokens per second, 0 until it is known: rises at once, falls slowly."""
+
+    __slots__ = ("_marked_at", "_marked_seen", "_seen", "_stop_lag_s", "rate")
+
+    def __init__(self, stop_lag_ms: int) -> None:
+        self.rate = 0.0
+        self._stop_lag_s = stop_lag_ms / 1000
+        self._marked_at = 0.0
+        self._marked_seen = 0
+        self._seen = 0
+
+    def saw(self, seen: int, now: float) -> None:
+        """Takes note of the output so far."""
+        self._seen = seen
+        elapsed = now - self._marked_at
+        if not self._marked_at:
+            if seen:
+                self._marked_at, self._marked_seen = now, seen
+        elif elapsed >= PACE_S or (elapsed >= PACE_FIRST_S and not self.rate):
+            rate = (seen - self._marked_seen) / elapsed
+            self.rate = max(rate, 0.8 * self.rate + 0.2 * rate)
+            self._marked_at, self._marked_seen = now, seen
+
+    def margin(self, largest: int) -> int:
+        """Output that may still come after we decide to stop: the largest delta so far, and what is produced until the upstream notices.
+
+        Until the rate is known, all that was seen is taken to have come within PACE_FIRST_S.
+        """
+        return largest + ceil((self.rate or self._seen / PACE_FIRST_S) * self._stop_lag_s)
+
+    def lookahead(self, largest: int, round_trip_s: float) -> int:
+        """How far from the end of a grant to ask for more, so that the answer comes before the margin is reached."""
+        return max(LOOKAHEAD_MIN, largest + ceil(self.rate * (self._stop_lag_s + max(2 * round_trip_s, PATIENCE_S))))
+
+
 class Growth:
     """The hold of an extended stream while it runs: asks the ledger ahead of need, one call in flight."""
 
@@ -56,7 +93,7 @@ class Growth:
         extend: Callable[[int, int, int], "asyncio.Future[Reply]"],
         granted: int,
         want: int,
-        stop_lag_ms: int,
+        pace: Pace,
         run_on: Collection[str],
         clock: Callable[[], float],
     ) -> None:
@@ -66,40 +103,31 @@ class Growth:
         self.asking: asyncio.Future[Reply] | None = None
         self.on_answer: Callable[[], None] = _nothing
         self._extend = extend  # (need, want, seen), totals
-        self._stop_lag_s = stop_lag_ms / 1000
+        self._pace = pace
         self._run_on = run_on  # refusals that the operator lets a stream outrun: "budget", "ledger"
         self._clock = clock
         self._asked_at = 0.0
         self._ask_again_at = 0.0
         self._round_trip_s = 0.002
-        self._rate = 0.0  # tokens per second: rises at once, falls slowly
-        self._marked_at = 0.0
-        self._marked_seen = 0
 
     @property
     def covers_all(self) -> bool:
         """Everything that the upstream can be billed for is held."""
         return self.granted >= self.want
 
-    def margin(self, largest: int) -> int:
-        """Output that may still come after we decide to stop: the largest delta so far, and what is produced until the upstream notices."""
-        return largest + ceil(self._rate * self._stop_lag_s)
-
     def runs_out(self, seen: int, largest: int) -> Why:
         """Why the stream must be stopped now to stay inside its grant: the ledger has refused, or is too slow to be waited for. "": it goes on."""
-        if self.covers_all or self.granted - seen > self.margin(largest):
+        if self.covers_all or self.granted - seen > self._pace.margin(largest):
             return ""
         if self.refused or self.asking is None or "ledger" in self._run_on:
             return self.refused
         return "ledger" if self._clock() - self._asked_at >= PATIENCE_S else ""
 
-    def saw(self, seen: int, largest: int) -> None:
-        """Takes note of the pace and asks for more when the grant runs low."""
-        now = self._clock()
-        self._pace(seen, now)
+    def saw(self, seen: int, largest: int, now: float) -> None:
+        """Asks for more when the grant runs low."""
         if self.covers_all or self.asking is not None or now < self._ask_again_at:
             return
-        lookahead = max(LOOKAHEAD_MIN, self.margin(largest) + ceil(self._rate * max(2 * self._round_trip_s, PATIENCE_S)))
+        lookahead = self._pace.lookahead(largest, self._round_trip_s)
         if self.granted - seen < lookahead:
             self.ask(min(self.want, seen + LOOKAHEADS_ASKED * lookahead), seen)
 
@@ -108,15 +136,6 @@ class Growth:
         self._asked_at = self._clock()
         self.asking = self._extend(min(want, self.granted + 1), want, seen)
         self.asking.add_done_callback(self._answered)
-
-    def _pace(self, seen: int, now: float) -> None:
-        elapsed = now - self._marked_at
-        if not self._marked_at:
-            self._marked_at, self._marked_seen = now, seen
-        elif elapsed >= PACE_S or (elapsed >= PACE_S / 10 and not self._rate):
-            rate = (seen - self._marked_seen) / elapsed
-            self._rate = max(rate, 0.8 * self._rate + 0.2 * rate)
-            self._marked_at, self._marked_seen = now, seen
 
     def _answered(self, asking: "asyncio.Future[Reply]") -> None:
         now = self._clock()
@@ -155,6 +174,7 @@ class Relay:
         hide_usage: bool,
         choices: int,
         cap: int,
+        pace: Pace,
         growth: Growth | None,
         write_timeout_s: float,
         clock: Callable[[], float],
@@ -175,6 +195,7 @@ class Relay:
         self._write_event = write_event
         self._hide_usage = hide_usage
         self._choices = choices
+        self._pace = pace
         self._growth = growth
         # An upstream that runs far past the cap it was sent is cut too, where tokens can be counted; bytes say too little for that.
         self._ceiling = cap * OVERSHOOT_MILLI // 1000 + OVERSHOOT_FLAT if meter.exact else 1 << 62
@@ -196,7 +217,7 @@ class Relay:
 
     def margin(self) -> int:
         """What a stream that was closed may have produced beyond what was seen."""
-        return self._growth.margin(self._meter.largest) if self._growth is not None else self._meter.largest
+        return self._pace.margin(self._meter.largest)
 
     async def first(self) -> None:
         """Reads until there is something to forward, or until it is clear that there is nothing: `failure`, `error` or an early end."""
@@ -282,12 +303,13 @@ class Relay:
 
     def _advance(self) -> None:
         """After new bytes or an answer of the ledger: keeps the grant ahead of the stream, releases what is covered, ends what must end."""
+        growth, meter, now = self._growth, self._meter, self._clock()
+        self._pace.saw(meter.seen, now)
         if self.ended != "open":
             self._flush()
             return
-        growth, meter = self._growth, self._meter
         if growth is not None and not self._done:
-            growth.saw(meter.seen, meter.largest)
+            growth.saw(meter.seen, meter.largest, now)
         while self._waiting and self._covered(self._waiting[0][0]):
             self._ready.append(self._waiting.popleft()[1])
         if not self._waiting:

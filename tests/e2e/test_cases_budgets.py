@@ -331,7 +331,7 @@ async def test_a_stream_that_is_cut_ends_in_the_clients_dialect(tmp_path: Path, 
         assert [(usage["prompt_tokens"], usage["completion_tokens"]) for usage in told] == ([(9, bench.record.output_tokens)] if asked else [])
         assert (bench.record.truncated, bench.record.finish, bench.record.source) == ("budget", "length", "counted")
         await end_rival(bench)
-        bench.slack = 170  # a delta, and what three choices produce in 100 ms
+        bench.slack = 300  # a delta, and what three choices produce in 100 ms, as fast as they were seen to come
 
 
 def _template(bench: Bench) -> Any:

@@ -458,11 +458,15 @@ async def test_a_client_that_leaves_an_extended_stream(tmp_path: Path) -> None:
     exchange = await stage.send(stream=True)
     call = stage.call()
     call.answer()
-    call.feed(text(5) + text(7))
+    for tokens in (5, 7):
+        call.feed(text(tokens))
+        await settle()
+        stage.now += 0.125
+    call.feed(text(6))
     await settle()
     exchange.leave()
     record = await stage.over()
-    assert (record.output_tokens, record.source, record.error) == (12 + 7, "counted", "")
+    assert (record.output_tokens, record.source, record.error) == (18 + 7 + 6, "counted", "")
 
 
 async def test_a_client_that_leaves_after_done(stage: Stage) -> None:

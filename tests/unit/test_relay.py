@@ -13,7 +13,7 @@ from sluicegate.core.meter import Meter
 from sluicegate.dialects import openai_chat
 from sluicegate.http.upstream import Reason
 from sluicegate.ledger.contract import LedgerUnavailable
-from sluicegate.relay import ASK_AGAIN_S, CLIENT_BUFFER_MAX, LOOKAHEAD_MIN, PATIENCE_S, Growth, Relay
+from sluicegate.relay import ASK_AGAIN_S, CLIENT_BUFFER_MAX, LOOKAHEAD_MIN, PATIENCE_S, Growth, Pace, Relay
 from support_inloop import chunk, sse, usage_chunk
 from support_playbook import FakeCall, FakeExchange
 from support_sockets import settle
@@ -51,8 +51,9 @@ class Stage:
         self.asks: list[tuple[int, int, int]] = []
         self.answers: deque[asyncio.Future[Reply]] = deque()
         growth = None
+        self.pace = pace = Pace(stop_lag_ms)
         if granted:
-            growth = Growth(self._extend, granted, want, stop_lag_ms, run_on, lambda: self.now)
+            growth = Growth(self._extend, granted, want, pace, run_on, lambda: self.now)
         self.growth = growth
         self.relay = Relay(
             self.exchange,  # type: ignore[arg-type]
@@ -63,6 +64,7 @@ class Stage:
             hide_usage=hide_usage,
             choices=choices,
             cap=cap,
+            pace=pace,
             growth=growth,
             write_timeout_s=WRITE_TIMEOUT_S,
             clock=lambda: self.now,
@@ -366,6 +368,27 @@ async def test_the_margin_covers_what_comes_until_the_upstream_has_stopped() -> 
     assert stage.relay.margin() == 11
 
 
+def test_the_pace_of_a_stream() -> None:
+    """What came since the first output, as soon as a hundredth of a second has gone by; a burst is believed, a lull is not."""
+    pace, rates = Pace(100), []
+    for now, seen in [(50.0, 0), (51.0, 5), (51.005, 15), (51.0125, 30), (51.125, 41), (51.25, 1041), (51.375, 1041), (51.5, 1042)]:
+        pace.saw(seen, now)
+        rates.append(round(pace.rate))
+    assert rates == [0, 0, 0, 2000, 1620, 8000, 6400, 5122]
+
+
+def test_before_the_pace_is_known_everything_is_taken_to_have_come_at_once() -> None:
+    """Case 109: a client that leaves at once is charged what a fast upstream may have produced meanwhile."""
+    pace = Pace(100)
+    assert (pace.margin(0), pace.lookahead(0, 0)) == (0, LOOKAHEAD_MIN)
+    pace.saw(40, 50.0)
+    pace.saw(1280, 50.003)
+    assert (pace.margin(10), pace.lookahead(10, 0)) == (10 + 12_800, LOOKAHEAD_MIN)
+    pace.saw(1300, 50.0625)
+    assert pace.margin(10) == 10 + 2016
+    assert pace.lookahead(10, 0) == 10 + 3024
+
+
 async def test_a_refusal_may_be_taken_back() -> None:
     """Others settle meanwhile: a stream that is not at its margin asks again after a pause, and goes on."""
     stage = Stage(granted=40, want=1000, stop_lag_ms=0)
@@ -518,7 +541,7 @@ async def test_no_script_makes_it_forward_what_is_not_covered(seed: int) -> None
         assert stage.forwarded <= stage.growth.granted
         assert sent.startswith(stage.exchange.data)
         if stage.relay.ended == "open" and stage.growth.refused and stage.growth.asking is None:
-            assert stage.growth.granted - stage.meter.seen > stage.growth.margin(stage.meter.largest)
+            assert stage.growth.granted - stage.meter.seen > stage.pace.margin(stage.meter.largest)
     if stage.relay.ended == "open":
         await stage.feed(STOP + DONE)
         while stage.answers:
