@@ -251,10 +251,14 @@ async def test_force_charges_work_that_had_no_hold_once(desk: Desk) -> None:
 
 
 async def test_force_of_an_open_hold_settles_it(desk: Desk) -> None:
-    """A replayed journal may know less than the ledger."""
+    """A replayed journal may know less than the ledger. Sent again, or followed by a late cancel of the admission, it charges nothing more."""
     refs = desk.refs(desk.window(100))
     await desk.admit(refs, 10, 0)
     assert await desk.settle(refs, 7, mode="force") == "settled"
+    assert await desk.settle(refs, 7, mode="force") == "already"
+    assert await desk.settle(refs, 0, mode="cancel") == "already"
+    assert await desk.settle(refs, 7, mode="force") == "already"
+    assert (await desk.admit(refs, 10, 0)).status == "cancelled"
     assert await desk.states(refs) == [(7, 0)]
 
 

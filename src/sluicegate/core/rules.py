@@ -184,6 +184,8 @@ def settle(book: Book, s: Settlement) -> Settled:
         return Settled("already", now_ms)
     late = hold.state != "open"
     _end(book, s.refs, s.hold_id, hold, actual)
+    if s.mode == "force":  # sent again, it would charge an id that is unknown by then
+        book.put_hold(tree, s.hold_id, Hold(1, "forced", 0, 0, "", []), now_ms + FORCED_KEPT_MS)
     return Settled("late" if late else "cancelled" if s.mode == "cancel" else "settled", now_ms)
 
 

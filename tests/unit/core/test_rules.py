@@ -419,6 +419,15 @@ def test_force_of_a_known_id_is_an_ordinary_settle(desk):
     assert desk.at("w") == [7, 0]
 
 
+def test_force_of_a_known_id_is_done_once(desk):
+    """An admission that timed out was granted all the same, and a settlement that timed out was done: what is sent again finds a marker."""
+    ref = window(100)
+    desk.admit([ref], (10, 0), (1, 1, 1))
+    desk.settle([ref], [7], mode="force")
+    assert [desk.settle([ref], [7], mode=mode) for mode in ("force", "cancel", "force")] == ["already"] * 3
+    assert (desk.at("w"), desk.hold().state) == ([7, 0], "forced")
+
+
 def test_cancel_gives_a_hold_back_whatever_was_said_to_be_used(desk):
     """Cancel means that nothing was used."""
     ref = window(100)

@@ -27,5 +27,9 @@ end
 if not hold or hold[2] == 'f' or hold[2] == 'c' then return {1, now_ms} end
 
 finish(hold, actual)
-drop_hold(id)
+if mode == 'force' then  -- sent again, it would charge an id that is unknown by then
+  put_hold(id, {1, 'f', 0, 0, ''}, now_ms + FORCED_KEPT_MS)
+else
+  drop_hold(id)
+end
 return {hold[2] ~= 'o' and 2 or mode == 'cancel' and 4 or 0, now_ms}
