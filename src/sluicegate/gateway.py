@@ -18,7 +18,7 @@ from sluicegate.core.claims import Admission, Extension, Reply, Settlement, Swep
 from sluicegate.core.classify import Outcome
 from sluicegate.core.estimate import Learned
 from sluicegate.core.limits import Unit
-from sluicegate.core.meter import Meter
+from sluicegate.core.meter import EventMeter, Meter, sends_each_token
 from sluicegate.core.plan import Plan, Plans, fit
 from sluicegate.core.record import Record
 from sluicegate.core.tenants import Deployment, Key, Policy
@@ -172,8 +172,8 @@ class Gateway:
             shown = policy.budget.show_figures
             raise reject.refused(refusals.too_large(misfit.counter, misfit.requested, misfit.fits_output_tokens, shown), shown)
         attempt = Attempt(f"{trip.request_id}.{number}", deployment, figures, template)
-        attempt.visible = deployment.extend and not self._learned.exceeded(deployment)
-        attempt.extends = request.stream and attempt.visible
+        attempt.visible = deployment.visible and not self._learned.exceeded(deployment)
+        attempt.extends = request.stream and deployment.extend and attempt.visible
         try:
             if deployment.counters:
                 await self._hold_at_deployment(trip, attempt)
@@ -290,7 +290,8 @@ class Gateway:
     async def _first_output(self, trip: Trip, attempt: Attempt, request: Request) -> Outcome | None:
         call, deployment = attempt.call, attempt.deployment
         assert call is not None
-        attempt.meter = Meter(deployment.tokenizer, self._learned.factor_milli(deployment))
+        cap = (attempt.cap or 0) * request.choices
+        attempt.meter = self._stream_meter(deployment, request, cap)
         pace = Pace(trip.policy.budget.stop_lag_ms)
         relay = attempt.relay = Relay(
             trip.exchange,
@@ -300,7 +301,7 @@ class Gateway:
             attempt.meter,
             hide_usage=not request.include_usage,
             choices=request.choices,
-            cap=(attempt.cap or 0) * request.choices,
+            cap=cap,
             pace=pace,
             growth=self._growth(trip, attempt, pace) if attempt.extends and attempt.held.template.counters else None,
             write_timeout_s=trip.timeouts.write_ms / 1000,
@@ -336,6 +337,11 @@ class Gateway:
                 body=classify.snippet(body, deployment.provider.headers),
             )
         return classify.failed(call.status, call.headers, answer.failure, answer.usage is not None, deployment.provider.headers)
+
+    def _stream_meter(self, deployment: Deployment, request: Request, cap: int) -> Meter:
+        if deployment.provider.token_per_event and sends_each_token(request):
+            return EventMeter(deployment.tokenizer, self._learned.factor_milli(deployment, by_event=True), cap)
+        return Meter(deployment.tokenizer, self._learned.factor_milli(deployment))
 
     def _growth(self, trip: Trip, attempt: Attempt, pace: Pace) -> Growth:
         held, budget = attempt.held, trip.policy.budget

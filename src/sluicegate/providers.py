@@ -1,7 +1,8 @@
 """Providers: a table of what is known of each kind of upstream. A new OpenAI-compatible vendor is a row.
 
 A row states facts on which the cap depends: `extend` and `stops_on_close` say that every billed token is visible in the stream and that generation
-stops when the connection closes. They are False unless that is known.
+stops when the connection closes; `token_per_event` that a stream has an event
+for each token and ends at the cap. They are False unless that is known.
 """
 
 import msgspec
@@ -19,6 +20,7 @@ class Row(msgspec.Struct, frozen=True):
     stream_usage: bool = True  # accepts stream_options.include_usage
     extend: bool = False
     stops_on_close: bool = False
+    token_per_event: bool = False
     tokenizers: tuple[tuple[str, str], ...] = ()
 
 
@@ -46,7 +48,7 @@ ROWS = {
         tokenizers=_OPENAI_TOKENIZERS,
     ),
     "openai_compatible": Row("openai_chat"),
-    "llama_cpp": Row("openai_chat", base_url="http://127.0.0.1:8081/v1", extend=True, stops_on_close=True),
+    "llama_cpp": Row("openai_chat", base_url="http://127.0.0.1:8081/v1", extend=True, stops_on_close=True, token_per_event=True),
     "vllm": Row("openai_chat", base_url="http://127.0.0.1:8000/v1", extend=True, stops_on_close=True),
     "mock": Row("openai_chat", base_url="http://127.0.0.1:8089/v1", extend=True, stops_on_close=True),
 }

@@ -102,8 +102,10 @@ class FakeJournal:
 class Stage:
     """A gateway with two deployments in its route, `mock/mock-chat` (or what `first` says) and `b/second`."""
 
-    def __init__(self, directory: Path, *, limits: str = LIMITS, extend: bool = False, first: str = "", stops: bool = True, more: str = "") -> None:
-        row = f"{{provider: mock, base_url: http://127.0.0.1:9/v1, stops_on_close: {'on' if stops else 'off'}, extend: {'on' if extend else 'off'}}}"
+    def __init__(
+        self, directory: Path, *, limits: str = LIMITS, extend: bool = False, first: str = "", stops: bool = True, more: str = "", row: str = "mock"
+    ) -> None:
+        row = f"{{provider: {row}, base_url: http://127.0.0.1:9/v1, stops_on_close: {'on' if stops else 'off'}, extend: {'on' if extend else 'off'}}}"
         on = ", extend: on" if extend else ""
         models = f"""
   two:
@@ -403,6 +405,24 @@ async def test_a_client_that_leaves_before_the_ledger_has_answered(stage: Stage)
     record = await stage.over()
     assert (stage.pools["a"].calls, record.client_gone, record.status) == ([], True, 499)
     assert (await stage.used())["tokens"] == 0
+
+
+@pytest.mark.parametrize("extend", [False, True])
+@pytest.mark.parametrize(
+    ("fields", "delta", "output"),
+    [({}, " river", 5), ({"stop": "END"}, " river", 30), ({}, "河流", 5 * 5), ({"max_tokens": 16}, "河流", 16), ({"stop": "END"}, "河流", 30)],
+)
+async def test_a_stream_with_an_event_per_token(tmp_path: Path, extend: bool, fields: dict[str, Any], delta: str, output: int) -> None:
+    """Without usage it is settled at its events, extended or capped; at its bytes where the server may gather tokens; never above its cap."""
+    stage = Stage(tmp_path, extend=extend, row="llama_cpp")
+    await stage.send(stream=True, **fields)
+    stage.call().answer()
+    for _ in range(5):
+        stage.call().feed(sse(chunk(delta)))
+    stage.call().feed(STOP + DONE)
+    stage.call().end()
+    record = await stage.over()
+    assert (record.input_tokens, record.output_tokens, record.source) == (INPUT, output, "counted")
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -109,6 +109,7 @@ class _Compiler:
             stream_usage=row.stream_usage if written.stream_usage is None else written.stream_usage,
             extend=extend,
             stops_on_close=stops_on_close,
+            token_per_event=row.token_per_event,
             ca_file=written.ca_file,
         )
 

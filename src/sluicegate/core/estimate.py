@@ -11,7 +11,7 @@ Fails with BadRequest: input that no figure bounds, and amounts too large to be 
 import msgspec
 
 from sluicegate.core.learned import Histogram, Largest, Mean
-from sluicegate.core.meter import TEXT_MAX, Meter, count, size
+from sluicegate.core.meter import TEXT_MAX, EventMeter, Meter, count, size
 from sluicegate.core.prices import output_rate
 from sluicegate.core.tenants import Budget, Deployment, Key, Model
 from sluicegate.core.usage import Usage
@@ -53,13 +53,15 @@ class Figures(msgspec.Struct):
 class _Known:
     """What is known of one deployment."""
 
-    __slots__ = ("added", "density", "factor", "mean")
+    __slots__ = ("added", "density", "event_factor", "factor", "mean", "ratio")
 
     def __init__(self) -> None:
         self.mean = Mean(LAST_INPUTS)  # reported input per estimated token
         self.density = Largest(LAST_INPUTS)  # reported input per byte of longer texts, in thousandths
-        self.added = Largest(LAST_INPUTS)  # reported input beyond the tokens counted, or beyond one per byte of a short text
+        self.added = Largest(LAST_INPUTS)  # reported input beyond the tokens counted of a short text, or beyond one per byte
+        self.ratio = Largest(LAST_INPUTS)  # reported input per token counted of longer texts, beyond what is added to all, in thousandths
         self.factor = Largest(LAST_OUTPUTS)  # reported per metered output, in thousandths
+        self.event_factor = Largest(LAST_OUTPUTS)  # the same where events were metered
 
 
 class Learned:
@@ -100,7 +102,9 @@ class Learned:
         if known is not None:
             if not in_tokens and known.mean.count >= ENOUGH_USAGES:
                 estimate = -(-estimate * known.mean.milli // 1000)
-            if not in_tokens and known.density.count >= ENOUGH_USAGES:
+            if in_tokens:
+                bound = -(-counted * max(1000, known.ratio.value) // 1000)
+            elif known.density.count >= ENOUGH_USAGES:
                 bound = -(-text_bytes * known.density.value * 11 // 10_000)
             bound += known.added.value
         images = request.images * (deployment.image_tokens or IMAGE_TOKENS)
@@ -144,10 +148,12 @@ class Learned:
             outputs.wanted = True
         return None
 
-    def factor_milli(self, deployment: Deployment) -> int:
+    def factor_milli(self, deployment: Deployment, by_event: bool = False) -> int:
         """What the meter multiplies by, in thousandths: the largest reported/metered of the last usages, at least 1."""
         known = self._known.get(deployment.id)
-        return max(1000, known.factor.value) if known is not None else 1000
+        if known is None:
+            return 1000
+        return max(1000, (known.event_factor if by_event else known.factor).value)
 
     def exceeded(self, deployment: Deployment) -> bool:
         """Whether this deployment has billed more than it showed: it is capped from then on."""
@@ -168,20 +174,27 @@ class Learned:
         if written and not truncated:
             for name in self._tables(model, key):
                 (self._outputs.get(name) or self._new(name)).add(-(-written // figures.choices))
+        by_event = isinstance(meter, EventMeter)
         if written and meter.counted:
-            known.factor.add(-(-written * 1000 // meter.counted))
-        if deployment.extend and 10 * written > 11 * meter.seen + 160 and deployment.id not in self._exceeded:
+            (known.event_factor if by_event else known.factor).add(-(-written * 1000 // meter.counted))
+        # Where events can be metered, text alone proves nothing: the vocabulary may be another one than the model's.
+        judged = deployment.visible and by_event == deployment.provider.token_per_event
+        if judged and 10 * written > 11 * meter.seen + 160 and deployment.id not in self._exceeded:
             self._exceeded.add(deployment.id)
             return True
         return False
 
     def _observe_input(self, known: _Known, figures: Figures, reported: int) -> None:
         text_tokens = max(0, reported - figures.framing)
+        long = figures.text_bytes >= SHORT_TEXT
         if figures.in_tokens:
-            known.added.add(max(0, text_tokens - figures.counted))
+            if long:
+                known.ratio.add(-(-(text_tokens - known.added.value) * 1000 // max(1, figures.counted)))
+            else:
+                known.added.add(max(0, text_tokens - figures.counted))
             return
         known.mean.add(text_tokens, figures.counted)
-        if figures.text_bytes >= SHORT_TEXT:
+        if long:
             known.density.add(-(-text_tokens * 1000 // figures.text_bytes))
         else:
             known.added.add(max(0, text_tokens - figures.text_bytes))

@@ -45,6 +45,7 @@ class Provider(msgspec.Struct, frozen=True):
     stream_usage: bool = True  # accepts stream_options.include_usage
     extend: bool = False  # every billed token is visible and generation stops on close
     stops_on_close: bool = False
+    token_per_event: bool = False  # a stream has an event for each token, and ends at the cap that was sent
     ca_file: str = ""
 
 
@@ -71,6 +72,11 @@ class Deployment(msgspec.Struct, frozen=True):
     context: int = 0  # tokens, 0 = unknown
     image_tokens: int = 0  # flat maximum per image, 0 = unknown (then a default applies)
     counters: tuple[Counter, ...] = ()  # its own limits: a hold of their own
+
+    @property
+    def visible(self) -> bool:
+        """Every token that is billed can be seen in a stream."""
+        return self.extend or self.provider.token_per_event
 
 
 class Model(msgspec.Struct, frozen=True):

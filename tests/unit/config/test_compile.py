@@ -177,6 +177,14 @@ def test_a_row_fills_in_what_is_not_written() -> None:
     assert local.provider.stops_on_close
 
 
+@pytest.mark.parametrize(("row", "each"), [("llama_cpp", True), ("vllm", False), ("openai", False)])
+def test_what_is_visible_follows_from_the_row(row: str, each: bool) -> None:
+    """A row that sends each token in an event of its own shows all of them, also where the operator wants its streams capped."""
+    deployment = {"provider": "p", "model": "x", "extend": False}
+    found = compiled({"p": {"provider": row}}, {"m": {"deployments": [deployment]}}).models["m"].deployments[0]
+    assert (found.provider.token_per_event, found.visible, found.extend) == (each, each, False)
+
+
 @pytest.mark.parametrize(
     ("provider", "deployment", "extend", "stops_on_close"),
     [

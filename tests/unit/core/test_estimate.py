@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluicegate.core.estimate import IMAGE_TOKENS, PAIRS_MAX, Figures, Learned
-from sluicegate.core.meter import Meter, count
+from sluicegate.core.meter import EventMeter, Meter, count
 from sluicegate.core.prices import Price
 from sluicegate.core.tenants import Budget, Deployment, Key, Model, Provider, Scope
 from sluicegate.core.usage import Usage
@@ -18,6 +18,7 @@ from sluicegate.dialects.openai_chat import read_request
 PROVIDER = Provider("p", "openai_chat", "http://127.0.0.1/v1", ())
 PLAIN = Deployment("p/m", PROVIDER, "m", Price(150_000, 600_000), False)
 EXTENDED = Deployment("p/e", PROVIDER, "e", None, True)
+BY_EVENT = Deployment("p/v", Provider("p", "openai_chat", "http://127.0.0.1/v1", (), token_per_event=True), "v", None, False)
 TOKENS = Deployment("p/t", PROVIDER, "t", None, False, tokenizer="o200k_base", image_tokens=1000)
 MODEL = Model("chat", (PLAIN, TOKENS), max_output=4096)
 BUDGET = Budget()
@@ -42,10 +43,10 @@ def figures(
 
 def observe(
     learned: Learned, usage: Usage, *, asked: Request | None = None, deployment: Deployment = PLAIN, seen: int = 0, truncated: bool = False,
-    times: int = 1, tenant: str = "acme/team",
+    times: int = 1, tenant: str = "acme/team", by_event: bool = False,
 ) -> bool:  # fmt: skip
     """Tells of this usage so many times; whether the last one capped the deployment."""
-    meter = Meter("", 1000)
+    meter = EventMeter("", 1000, 0) if by_event else Meter("", 1000)
     if seen:
         meter.add(Delta(0, "x" * seen))
     found = figures(learned, asked, deployment, tenant=tenant)
@@ -142,7 +143,20 @@ def test_overhead_beyond_the_vocabulary() -> None:
     before = figures(learned, deployment=TOKENS).input_bound
     observe(learned, Usage(before + 30, 5), deployment=TOKENS)
     found = figures(learned, deployment=TOKENS)
-    assert (found.input_estimate, found.input_bound) == (before, before + 30)
+    assert found.input_estimate == before
+    assert 0 <= found.input_bound - (before + 30) <= 1  # a ratio is rounded up
+
+
+def test_a_vocabulary_that_counts_too_little() -> None:
+    """Where longer prompts are denser than the vocabulary says, the bound of each grows in proportion, beside what is added to all."""
+    learned = Learned()
+    text = "word" + " word" * 99
+    asked, longer, short = request(text), request(text + " word" * 300), request("hi")
+    observe(learned, Usage(1 + 2 + 7, 5), asked=short, deployment=TOKENS)
+    observe(learned, Usage(150 + 2 + 7, 5), asked=asked, deployment=TOKENS)
+    assert [figures(learned, one, TOKENS).input_bound for one in (asked, longer, short)] == [150 + 2 + 7, 600 + 2 + 7, 2 + 2 + 7]
+    observe(learned, Usage(100 + 2 + 7, 5), asked=asked, deployment=TOKENS, times=1000)
+    assert [figures(learned, one, TOKENS).input_bound for one in (asked, longer, short)] == [100 + 2 + 7, 400 + 2 + 7, 1 + 2 + 7]
 
 
 def test_images_teach_nothing() -> None:
@@ -281,6 +295,23 @@ def test_factor() -> None:
     assert learned.factor_milli(PLAIN) == 1150
     observe(learned, Usage(100, 90), seen=100, times=200)
     assert learned.factor_milli(PLAIN) == 1000
+
+
+def test_events_have_a_factor_of_their_own() -> None:
+    """What text is billed beyond its count says nothing of what events are, nor the other way round."""
+    learned = Learned()
+    observe(learned, Usage(100, 150), deployment=BY_EVENT, seen=100)
+    assert (learned.factor_milli(BY_EVENT), learned.factor_milli(BY_EVENT, by_event=True)) == (1500, 1000)
+    observe(learned, Usage(100, 2), deployment=BY_EVENT, seen=1, by_event=True)
+    assert (learned.factor_milli(BY_EVENT), learned.factor_milli(BY_EVENT, by_event=True)) == (1500, 2000)
+
+
+def test_where_events_can_be_counted_they_judge() -> None:
+    """A vocabulary that counts too little does not accuse a deployment that shows each token; events that are too few do, extended or not."""
+    learned = Learned()
+    assert observe(learned, Usage(100, 5000), deployment=BY_EVENT, seen=5) is False
+    assert observe(learned, Usage(100, 5000), deployment=BY_EVENT, seen=5, by_event=True)
+    assert learned.exceeded(BY_EVENT)
 
 
 @pytest.mark.parametrize(("reported", "capped"), [(100, False), (126, False), (127, True), (5000, True)])

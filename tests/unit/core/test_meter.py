@@ -1,13 +1,15 @@
 """Counting text and metering output."""
 
+import json
 import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluicegate.core.meter import TEXT_MAX, Meter, count, load, size
+from sluicegate.core.meter import TEXT_MAX, EventMeter, Meter, count, load, sends_each_token, size
 from sluicegate.dialects.form import Delta
+from sluicegate.dialects.openai_chat import read_request
 
 VOCABULARY = "o200k_base"
 PROSE = "The quick brown fox doesn't jump over 12345 lazy dogs.\n\n  def f(x):\n\treturn  x / 2  # ünïcode 字符 🙂 \r\n" * 10
@@ -81,16 +83,16 @@ def test_choices_are_counted_apart(tokenizer: str) -> None:
     meter = Meter(tokenizer, 1000)
     for choice in (0, 1, 0, 1):
         meter.add(Delta(choice, "a"))
-    assert (meter.of(0), meter.of(1), meter.of(7), meter.seen) == (2, 2, 0, 4)
+    assert meter.seen == 4
 
 
 def test_factor_rounds_up() -> None:
     """What a deployment bills beyond what it shows is added, rounded up once over all; `counted` is without it."""
     meter = Meter("", 1300)
     meter.add(Delta(0, "abc"))
-    assert (meter.seen, meter.counted, meter.largest, meter.of(0)) == (4, 3, 4, 4)
+    assert (meter.seen, meter.counted, meter.largest) == (4, 3, 4)
     meter.add(Delta(1, "abc"))
-    assert (meter.seen, meter.counted, meter.largest, meter.of(1)) == (8, 6, 4, 4)
+    assert (meter.seen, meter.counted, meter.largest) == (8, 6, 4)
 
 
 def test_largest_growth() -> None:
@@ -133,3 +135,82 @@ def test_time_is_linear(piece: str) -> None:
 
     small = min(seconds(2_000) for _ in range(3))
     assert min(seconds(8_000) for _ in range(3)) < 10 * small
+
+
+# -- upstreams that send each token in an event of its own ---------------------------------------------------------------------------------
+
+
+def metered_events(pieces: list[str], tokenizer: str = "", factor_milli: int = 1000, cap: int = 10**6) -> EventMeter:
+    meter = EventMeter(tokenizer, factor_milli, cap)
+    for piece in pieces:
+        meter.add(Delta(0, piece))
+    return meter
+
+
+@pytest.mark.parametrize("tokenizer", ["", VOCABULARY])
+def test_an_ascii_event_is_one_token(tokenizer: str) -> None:
+    """However long its text is, and whatever another vocabulary would make of it."""
+    assert metered_events([" antidisestablishmentarianism", "\n\n\n", " 12345678901234567890"], tokenizer).seen == 3
+
+
+def test_an_event_of_other_text_is_what_it_may_be_at_most() -> None:
+    """Tokens may meet inside every character: each of its bytes but the first may begin another one."""
+    assert metered_events(["é"]).seen == 2
+    assert metered_events([" 河流"]).seen == 5
+    assert metered_events(["a🦔"]).seen == 4
+    assert metered_events(["\ud800"]).seen == 3
+
+
+def test_a_vocabulary_decides_between_the_bounds() -> None:
+    """Where one is named, it says how many tokens an event with other text had: at least one, at most what it may be."""
+    assert metered_events([" river", "é", "河流"], VOCABULARY).seen == 1 + 1 + count("河流", VOCABULARY)
+    assert metered_events([" éa bb cc dd ee"], VOCABULARY).seen == 2
+
+
+def test_events_never_count_beyond_the_cap() -> None:
+    """An upstream that keeps to its cap has not produced what text alone may be; one that sends more events than that has."""
+    meter = metered_events(["河"] * 10, cap=12)
+    assert (meter.seen, meter.counted, meter.largest) == (12, 12, 3)
+    assert metered_events(["a"] * 20, cap=12).seen == 20
+    assert metered_events(["a"] * 10, factor_milli=1500, cap=12).seen == 12
+
+
+def test_events_with_a_factor() -> None:
+    """What a deployment bills beyond its events is added; `counted` is without it; a call adds its framing."""
+    meter = metered_events(["a"] * 5, factor_milli=1300)
+    assert (meter.seen, meter.counted) == (7, 5)
+    meter.add(Delta(0, "", 1))
+    assert meter.counted == 5 + 1 + 8
+
+
+@given(st.text(min_size=1, max_size=60), st.lists(st.integers(1, 7), min_size=1, max_size=20), st.sampled_from([1000, 1200]))
+def test_events_are_never_undercounted(text: str, lengths: list[int], factor_milli: int) -> None:
+    """Whatever bytes the tokens of a vocabulary have, held back until their text is whole: all of them are counted."""
+    data = text.encode("utf-8", "replace")
+    tokens, pieces, held = 0, [], b""
+    while data:
+        length = lengths[tokens % len(lengths)]
+        tokens, held, data = tokens + 1, held + data[:length], data[length:]
+        try:
+            pieces.append(held.decode())
+        except UnicodeDecodeError:
+            continue
+        held = b""
+    assert metered_events(pieces, factor_milli=factor_milli, cap=tokens).seen == tokens
+    assert metered_events(pieces, factor_milli=factor_milli).seen >= tokens
+
+
+@pytest.mark.parametrize(
+    ("fields", "each"),
+    [
+        ({}, True),
+        ({"stop": None, "tools": None}, True),
+        ({"stop": "END"}, False),
+        ({"stop": ["END"]}, False),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, False),
+    ],
+)
+def test_where_a_server_may_gather_tokens(fields: dict[str, object], each: bool) -> None:
+    """Not before what may become a stop sequence or a call: there events say nothing."""
+    request = {"model": "m", "messages": [{"role": "user", "content": "x"}], "stream": True, **fields}
+    assert sends_each_token(read_request(json.dumps(request).encode())) is each
