@@ -26,6 +26,7 @@ from sluicegate.config.load import Loaded, load_text
 from sluicegate.core.limits import Unit
 from sluicegate.core.record import Record
 from sluicegate.core.tenants import Counter, Key
+from sluicegate.http import server as http_server
 from sluicegate.ledger.contract import Ledger
 from sluicegate.mock import Mock, from_mapping
 
@@ -362,7 +363,6 @@ async def running(
     options: dict[str, Any] | None = None,
     upstream: int = 0,
     clock: Callable[[], int] | None = None,
-    wrap: Callable[[Ledger], Ledger] | None = None,
     **settings: Any,
 ) -> AsyncIterator[Bench]:
     """A gateway in this loop, with a mock behind it, or the port of another `upstream`. Settings are those of `config_text`."""
@@ -372,12 +372,7 @@ async def running(
     settings = {name: value.replace("BASE_URL", mock.base_url) if isinstance(value, str) else value for name, value in settings.items()}
     loaded = load_text(config_text(directory, base_url, **settings), os.environ)
     try:
-        with contextlib.ExitStack() as patches:
-            if clock is not None:
-                patches.enter_context(patch.object(app, "time_ms", clock))
-            if wrap is not None:
-                made = app.ledger_of
-                patches.enter_context(patch.object(app, "ledger_of", lambda loaded: wrap(made(loaded))))
+        with patch.object(app, "time_ms", clock or app.time_ms):
             serving = app.serving(loaded)
             worker, server = await serving.__aenter__()
         bench = Bench(loaded, worker, server.port, mock)
@@ -387,7 +382,8 @@ async def running(
         finally:
             for connection in bench.connections:
                 connection.close()
-            await serving.__aexit__(None, None, None)
+            with patch.object(http_server, "_POLL_S", 0.002):
+                await serving.__aexit__(None, None, None)
     finally:
         await mock.stop()
 

@@ -141,6 +141,28 @@ async def test_a_body_that_never_comes(tmp_path: Path, declared: bool) -> None:
         assert [(record.status, record.client_gone) for record in bench.records] == [(499, True)]
 
 
+@EXTEND
+async def test_case_59_leaving_after_a_fallback_costs_what_the_second_costs(tmp_path: Path, extend: bool) -> None:
+    """The first deployment failed, the second streams and the client goes: its price, its name, its tokens."""
+    models = f"""
+  two:
+    deployments:
+      - {{provider: mock, model: dear, price: {{input: 50, output: 100}}}}
+      - {{provider: own, model: cheap, price: {{input: 0.5, output: 1.0}}, extend: {"on" if extend else "off"}}}"""
+    settings = provider(stops=True, extend=extend) | {"models": models}
+    options = {"completion": 300, "tpot": 2}
+    async with running(tmp_path, limits="[$1/day, 1M tokens/day]", options=options, **settings) as bench:
+        bench.mock.fault(count=1, model="dear", status=500)
+        stream = await bench.open(model="two", stream=True, max_tokens=300)
+        await stream.until(b'"content":" of"')
+        stream.reset()
+        await bench.quiet()
+        record = bench.record
+        assert (record.deployment, record.client_gone) == ("own/cheap", True)
+        assert record.cost_nano_usd == PROMPT_TOKENS * 500 + record.output_tokens * 1000
+        bench.slack = 300
+
+
 WRITE = "resilience: {timeouts: {write: 300ms}}"
 
 
