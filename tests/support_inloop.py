@@ -24,10 +24,11 @@ from sluicegate import app
 from sluicegate.app import Worker
 from sluicegate.config.load import Loaded, load_text
 from sluicegate.core.limits import Unit
+from sluicegate.core.plan import Template
 from sluicegate.core.record import Record
 from sluicegate.core.tenants import Counter, Key
 from sluicegate.http import server as http_server
-from sluicegate.ledger.contract import Ledger
+from sluicegate.ledger.contract import Ledger, LedgerUnavailable
 from sluicegate.mock import Mock, from_mapping
 
 TOKENIZER = "o200k_base"
@@ -274,7 +275,7 @@ class Bench:
         if not self.reachable:
             return
         await self.quiet()
-        counters, holds = await self.ledger.show()
+        counters, holds = await self._shown()
         assert [hold for hold in holds if hold.state not in MARKERS] == []
         assert [counter for counter in counters if counter.held] == []
         if not self.whole:
@@ -285,9 +286,16 @@ class Bench:
                 if ref.kind == "w" and counter.models is None:
                     self._check(counter, used.get(ref.key, 0), *self._truth_below(counter, secret))
 
-    def _refs(self, key: Key) -> Any:
-        from sluicegate.core.plan import Template  # noqa: PLC0415
+    async def _shown(self) -> Any:
+        """What is in the ledger, which may be on its way back."""
+        async with asyncio.timeout(SETTLE_S):
+            while True:
+                try:
+                    return await self.ledger.show()
+                except LedgerUnavailable:
+                    await asyncio.sleep(0.02)
 
+    def _refs(self, key: Key) -> Any:
         return Template(key.tree, key.counters, None).refset(self.ledger.now_ms()).refs
 
     def _truth_below(self, counter: Counter, secret: str) -> tuple[int, int]:
