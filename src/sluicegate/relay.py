@@ -24,6 +24,7 @@ from sluicegate.http.exchange import Exchange
 from sluicegate.http.upstream import Call, UpstreamError
 
 CLIENT_BUFFER_MAX = 1 << 20
+WITHHELD_MAX = 1 << 22  # bytes of events without output, before the first with any
 LOOKAHEAD_MIN = 32
 LOOKAHEADS_ASKED = 8
 ASK_AGAIN_S = 0.05  # after a refusal; others may have settled meanwhile
@@ -223,6 +224,9 @@ class Relay:
         """Reads until there is something to forward, or until it is clear that there is nothing: `failure`, `error` or an early end."""
         while not self.has_output and self.ended == "open":
             await self._read()
+            if not self.has_output and sum(map(len, self._ready)) > WITHHELD_MAX:
+                self.ended, self.error = "died", UpstreamError("protocol", True, f"more than {WITHHELD_MAX} bytes and no output")
+                self._call.close()
 
     async def rest(self) -> None:
         """Relays to the end. The response has been started."""

@@ -239,6 +239,21 @@ async def test_a_restarted_redis_is_taken_up_again(tmp_path: Path, server: Serve
         await served_again(bench, max_tokens=20)
 
 
+@pytest.mark.parametrize("kind", ["redis", "sqlite"])
+async def test_nothing_expires_under_a_live_worker(tmp_path: Path, server: Server, kind: str) -> None:
+    """A stream three times as long as the time to live: its hold is renewed, stays the only one admitted, and is charged once."""
+    url = server.url if kind == "redis" else f"sqlite:///{tmp_path}/ledger.db"
+    options = {"completion": 100, "tpot": 30}
+    async with running(tmp_path, ledger=url, limits="[1 concurrent, 300 tokens/day]", options=options, more="budget: {hold_ttl: 1s}") as bench:
+        asked = asyncio.get_running_loop().create_task(bench.chat(stream=True, max_tokens=100))
+        for _ in range(4):
+            await asyncio.sleep(0.6)
+            assert (await bench.chat(max_tokens=20)).code == "concurrency_exceeded"
+            assert (await bench.usage())["key key tokens/day"]["used"] == 0
+        assert (await asked).done
+        assert (await bench.usage())["key key tokens/day"]["used"] == 100 + PROMPT_TOKENS
+
+
 @asynccontextmanager
 async def two(directory: Path, url: str, **settings: Any) -> AsyncIterator[tuple[Bench, Bench]]:
     """Two gateways on one ledger, each with a mock of its own."""

@@ -152,6 +152,16 @@ async def test_nothing_is_written_before_the_first_output(quiet: bytes) -> None:
     await stage.leave()
 
 
+async def test_what_is_withheld_is_bounded() -> None:
+    """Comments and unknown events without end, and no output: the upstream is closed."""
+    stage = Stage()
+    for _ in range(50):
+        await stage.feed(b"event: x\ndata: {}\n\n" * 10_000)
+    relay = await stage.ended()
+    assert (relay.ended, relay.error is not None and relay.error.reason, stage.call.closed) == ("died", "protocol", True)
+    assert stage.exchange.data == b""
+
+
 async def test_a_finish_alone_is_output() -> None:
     """An empty answer is an answer."""
     stage = Stage()
