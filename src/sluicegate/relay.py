@@ -74,12 +74,13 @@ class Pace:
             self.rate = max(rate, 0.8 * self.rate + 0.2 * rate)
             self._marked_at, self._marked_seen = now, seen
 
-    def margin(self, largest: int) -> int:
+    def margin(self, largest: int, now: float) -> int:
         """Output that may still come after we decide to stop: the largest delta so far, and what is produced until the upstream notices.
 
-        Until the rate is known, all that was seen is taken to have come within PACE_FIRST_S.
+        Until the rate is known, all that was seen is taken to have come since the first output, within PACE_FIRST_S at least.
         """
-        return largest + ceil((self.rate or self._seen / PACE_FIRST_S) * self._stop_lag_s)
+        rate = self.rate or self._seen / max(PACE_FIRST_S, now - self._marked_at)
+        return largest + ceil(rate * self._stop_lag_s)
 
     def lookahead(self, largest: int, round_trip_s: float) -> int:
         """How far from the end of a grant to ask for more, so that the answer comes before the margin is reached."""
@@ -116,13 +117,13 @@ class Growth:
         """Everything that the upstream can be billed for is held."""
         return self.granted >= self.want
 
-    def runs_out(self, seen: int, largest: int) -> Why:
+    def runs_out(self, seen: int, largest: int, now: float) -> Why:
         """Why the stream must be stopped now to stay inside its grant: the ledger has refused, or is too slow to be waited for. "": it goes on."""
-        if self.covers_all or self.granted - seen > self._pace.margin(largest):
+        if self.covers_all or self.granted - seen > self._pace.margin(largest, now):
             return ""
         if self.refused or self.asking is None or "ledger" in self._run_on:
             return self.refused
-        return "ledger" if self._clock() - self._asked_at >= PATIENCE_S else ""
+        return "ledger" if now - self._asked_at >= PATIENCE_S else ""
 
     def saw(self, seen: int, largest: int, now: float) -> None:
         """Asks for more when the grant runs low."""
@@ -218,7 +219,7 @@ class Relay:
 
     def margin(self) -> int:
         """What a stream that was closed may have produced beyond what was seen."""
-        return self._pace.margin(self._meter.largest)
+        return self._pace.margin(self._meter.largest, self._clock())
 
     async def first(self) -> None:
         """Reads until there is something to forward, or until it is clear that there is nothing: `failure`, `error` or an early end."""
@@ -319,11 +320,11 @@ class Relay:
         if not self._waiting:
             if self._done:
                 self.ended = "complete"
-            elif growth is not None and (why := growth.runs_out(meter.seen, meter.largest)):
+            elif growth is not None and (why := growth.runs_out(meter.seen, meter.largest, now)):
                 self.cut(why)
         elif growth is None or growth.covers_all:
             self.cut("budget")  # far beyond the cap that it was sent
-        elif why := growth.runs_out(meter.seen, meter.largest):
+        elif why := growth.runs_out(meter.seen, meter.largest, now):
             self.cut(why)
         elif self._done and growth.asking is None:
             growth.ask(max(meter.seen, growth.granted + 1), meter.seen)

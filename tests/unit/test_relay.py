@@ -390,12 +390,13 @@ def test_the_pace_of_a_stream() -> None:
 def test_before_the_pace_is_known_everything_is_taken_to_have_come_at_once() -> None:
     """Case 109: a client that leaves at once is charged what a fast upstream may have produced meanwhile."""
     pace = Pace(100)
-    assert (pace.margin(0), pace.lookahead(0, 0)) == (0, LOOKAHEAD_MIN)
+    assert (pace.margin(0, 50.0), pace.lookahead(0, 0)) == (0, LOOKAHEAD_MIN)
     pace.saw(40, 50.0)
     pace.saw(1280, 50.003)
-    assert (pace.margin(10), pace.lookahead(10, 0)) == (10 + 12_800, LOOKAHEAD_MIN)
+    assert (pace.margin(10, 50.003), pace.lookahead(10, 0)) == (10 + 12_800, LOOKAHEAD_MIN)
+    assert pace.margin(10, 50.5) == 10 + 256  # a burst, and then nothing for long
     pace.saw(1300, 50.0625)
-    assert pace.margin(10) == 10 + 2016
+    assert pace.margin(10, 60.0) == 10 + 2016
     assert pace.lookahead(10, 0) == pytest.approx(10 + 3024, abs=1)
 
 
@@ -551,7 +552,7 @@ async def test_no_script_makes_it_forward_what_is_not_covered(seed: int) -> None
         assert stage.forwarded <= stage.growth.granted
         assert sent.startswith(stage.exchange.data)
         if stage.relay.ended == "open" and stage.growth.refused and stage.growth.asking is None:
-            assert stage.growth.granted - stage.meter.seen > stage.pace.margin(stage.meter.largest)
+            assert stage.growth.granted - stage.meter.seen > stage.pace.margin(stage.meter.largest, stage.now)
     if stage.relay.ended == "open":
         await stage.feed(STOP + DONE)
         while stage.answers:
