@@ -290,8 +290,7 @@ class Gateway:
     async def _first_output(self, trip: Trip, attempt: Attempt, request: Request) -> Outcome | None:
         call, deployment = attempt.call, attempt.deployment
         assert call is not None
-        cap = (attempt.cap or 0) * request.choices
-        attempt.meter = self._stream_meter(deployment, request, cap)
+        attempt.meter = self._stream_meter(attempt, request)
         pace = Pace(trip.policy.budget.stop_lag_ms)
         relay = attempt.relay = Relay(
             trip.exchange,
@@ -301,7 +300,7 @@ class Gateway:
             attempt.meter,
             hide_usage=not request.include_usage,
             choices=request.choices,
-            cap=cap,
+            cap=attempt.most,
             pace=pace,
             growth=self._growth(trip, attempt, pace) if attempt.extends and attempt.held.template.counters else None,
             write_timeout_s=trip.timeouts.write_ms / 1000,
@@ -338,10 +337,13 @@ class Gateway:
             )
         return classify.failed(call.status, call.headers, answer.failure, answer.usage is not None, deployment.provider.headers)
 
-    def _stream_meter(self, deployment: Deployment, request: Request, cap: int) -> Meter:
+    def _stream_meter(self, attempt: Attempt, request: Request) -> Meter:
+        deployment = attempt.deployment
         if deployment.provider.token_per_event and sends_each_token(request):
-            return EventMeter(deployment.tokenizer, self._learned.factor_milli(deployment, by_event=True), cap)
-        return Meter(deployment.tokenizer, self._learned.factor_milli(deployment))
+            return EventMeter(deployment.tokenizer, self._learned.factor_milli(deployment, by_event=True), attempt.most)
+        meter = Meter(deployment.tokenizer, self._learned.factor_milli(deployment))
+        meter.exact = meter.exact and not deployment.provider.token_per_event  # the vocabulary may be another one than the model's
+        return meter
 
     def _growth(self, trip: Trip, attempt: Attempt, pace: Pace) -> Growth:
         held, budget = attempt.held, trip.policy.budget
@@ -370,8 +372,7 @@ class Gateway:
 
     def _settle(self, trip: Trip, attempt: Attempt) -> Record:
         """Ends the holds of one attempt at what it used, or at all that it may have used. Never refused; journal first, then the ledger."""
-        assert trip.request is not None
-        charge = attempt.charge = attempt.settled_at(trip.request, trip.policy.budget.unknown_outcome)
+        charge = attempt.charge = attempt.settled_at(trip.policy.budget.unknown_outcome)
         trip.charged(charge)
         requests = 1 if trip.written and not trip.counted else 0
         trip.counted = trip.counted or bool(requests)

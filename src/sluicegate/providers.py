@@ -1,8 +1,7 @@
 """Providers: a table of what is known of each kind of upstream. A new OpenAI-compatible vendor is a row.
 
 A row states facts on which the cap depends: `extend` and `stops_on_close` say that every billed token is visible in the stream and that generation
-stops when the connection closes; `token_per_event` that a stream has an event
-for each token and ends at the cap. They are False unless that is known.
+stops when the connection closes; `token_per_event` that a stream has an event for each token. They are False unless that is known.
 """
 
 import msgspec
@@ -21,6 +20,7 @@ class Row(msgspec.Struct, frozen=True):
     extend: bool = False
     stops_on_close: bool = False
     token_per_event: bool = False
+    cap_overrun: int = 0  # tokens per choice that may come beyond the cap that was sent
     tokenizers: tuple[tuple[str, str], ...] = ()
 
 
@@ -48,7 +48,10 @@ ROWS = {
         tokenizers=_OPENAI_TOKENIZERS,
     ),
     "openai_compatible": Row("openai_chat"),
-    "llama_cpp": Row("openai_chat", base_url="http://127.0.0.1:8081/v1", extend=True, stops_on_close=True, token_per_event=True),
+    # llama-cpp-python looks at the cap only where no character has begun: of four tokens that make one, three may come after it.
+    "llama_cpp": Row(
+        "openai_chat", base_url="http://127.0.0.1:8081/v1", extend=True, stops_on_close=True, token_per_event=True, cap_overrun=3
+    ),
     "vllm": Row("openai_chat", base_url="http://127.0.0.1:8000/v1", extend=True, stops_on_close=True),
     "mock": Row("openai_chat", base_url="http://127.0.0.1:8089/v1", extend=True, stops_on_close=True),
 }

@@ -91,6 +91,11 @@ class Attempt:
         self.charge: Charge | None = None
 
     @property
+    def most(self) -> int:
+        """Output tokens that the upstream may produce, by the cap that it was sent."""
+        return self.cap * self.figures.choices + self.figures.beyond_cap if self.cap is not None else 0
+
+    @property
     def written(self) -> bool:
         """The upstream has been sent bytes of this attempt."""
         return self.call is not None and self.call.written
@@ -114,7 +119,7 @@ class Attempt:
             return list(self.relay.finishes.values())
         return [reason for _, reason in self.answer.finishes] if self.answer is not None else []
 
-    def settled_at(self, request: Request, unknown_outcome: Unknown) -> Charge:
+    def settled_at(self, unknown_outcome: Unknown) -> Charge:
         """What this attempt is charged."""
         if self.billed == "no" or not self.written:
             return NOTHING
@@ -124,7 +129,7 @@ class Attempt:
             ended=self.ended,
             seen=meter.seen if meter is not None else 0,
             margin=self.relay.margin() if self.relay is not None and self.relay.ended != "complete" else 0,
-            cap=(self.cap or 0) * request.choices,
+            cap=self.most,
             input_bound=self.figures.input_bound,
             visible=self.visible and self.relay is not None,
             stops_on_close=deployment.provider.stops_on_close,

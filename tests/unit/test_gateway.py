@@ -410,10 +410,13 @@ async def test_a_client_that_leaves_before_the_ledger_has_answered(stage: Stage)
 @pytest.mark.parametrize("extend", [False, True])
 @pytest.mark.parametrize(
     ("fields", "delta", "output"),
-    [({}, " river", 5), ({"stop": "END"}, " river", 30), ({}, "河流", 5 * 5), ({"max_tokens": 16}, "河流", 16), ({"stop": "END"}, "河流", 30)],
+    [({}, " river", 5), ({"stop": "END"}, " river", 30), ({}, "河流", 5 * 5), ({"max_tokens": 16}, "河流", 16 + 3), ({"stop": "END"}, "河流", 30)],
 )
 async def test_a_stream_with_an_event_per_token(tmp_path: Path, extend: bool, fields: dict[str, Any], delta: str, output: int) -> None:
-    """Without usage it is settled at its events, extended or capped; at its bytes where the server may gather tokens; never above its cap."""
+    """Without usage it is settled at its events, extended or capped; at its bytes where the server may gather tokens.
+
+    Where that is more than the server can have produced, it is settled at that: its cap, and what ends a character.
+    """
     stage = Stage(tmp_path, extend=extend, row="llama_cpp")
     await stage.send(stream=True, **fields)
     stage.call().answer()
@@ -423,6 +426,32 @@ async def test_a_stream_with_an_event_per_token(tmp_path: Path, extend: bool, fi
     stage.call().end()
     record = await stage.over()
     assert (record.input_tokens, record.output_tokens, record.source) == (INPUT, output, "counted")
+
+
+@pytest.mark.parametrize("fields", [{}, {"stop": "END"}])
+async def test_another_models_vocabulary_cuts_nothing(tmp_path: Path, fields: dict[str, Any]) -> None:
+    """A stream whose text is far more than its cap by a vocabulary that is not the model's own goes on to its end."""
+    stage = Stage(tmp_path, row="llama_cpp", first=", tokenizer: o200k_base")
+    exchange = await stage.send(stream=True, max_tokens=16, **fields)
+    stage.call().answer()
+    for _ in range(16):
+        stage.call().feed(sse(chunk("ฤๅษฺฏฎ")))
+    stage.call().feed(STOP + DONE)
+    stage.call().end()
+    record = await stage.over()
+    assert (record.finish, record.truncated, exchange.data.count(b'"content"')) == ("stop", "", 16)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_may_come_beyond_the_cap_is_held(tmp_path: Path, stream: bool) -> None:
+    """Three tokens that end a character: with room for all, the client's cap is sent; else one that leaves room for them."""
+    for limit, cap in ((INPUT + 103, 100), (INPUT + 102, 99), (INPUT + 19, 16)):
+        stage = Stage(tmp_path, row="llama_cpp", limits=f"[{limit} tokens/day]")
+        await stage.send(stream=stream)
+        assert json.loads(stage.call().body)["max_tokens"] == cap
+        assert (await stage.ledger.show())[0][0].held == INPUT + cap + 3
+        stage.call().fail("reset")
+        assert (await stage.over()).output_tokens == cap + 3
 
 
 @pytest.mark.parametrize("stream", [False, True])

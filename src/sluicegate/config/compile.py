@@ -110,6 +110,7 @@ class _Compiler:
             extend=extend,
             stops_on_close=stops_on_close,
             token_per_event=row.token_per_event,
+            cap_overrun=row.cap_overrun,
             ca_file=written.ca_file,
         )
 

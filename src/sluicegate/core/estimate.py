@@ -38,7 +38,7 @@ class Figures(msgspec.Struct):
     need: int
     aim: int
     want: int
-    prediction: int = 0  # part of need, aim and want: a predicted output is billed where it is rejected
+    beyond_cap: int = 0  # part of need, aim and want that no cap ends: a prediction is billed where it is rejected, a character is written to its end
     counted: int = 0  # tokens where they can be counted, else characters / 4
     in_tokens: bool = False  # which of the two
     text_bytes: int = 0
@@ -47,7 +47,7 @@ class Figures(msgspec.Struct):
 
     def cap(self, covered: int) -> int:
         """The cap per choice that `covered` output tokens pay for."""
-        return (covered - self.prediction) // self.choices
+        return (covered - self.beyond_cap) // self.choices
 
 
 class _Known:
@@ -122,19 +122,22 @@ class Learned:
 
     def _output(self, figures: Figures, request: Request, model: Model, deployment: Deployment, *, key: Key, budget: Budget) -> None:
         choices = request.choices
-        predicted = figures.prediction = count(request.prediction, deployment.tokenizer) if request.prediction else 0
-        want = choices * (model.max_output if request.cap is None else request.cap) + predicted
+        beyond_cap = choices * deployment.provider.cap_overrun
+        if request.prediction:
+            beyond_cap += count(request.prediction, deployment.tokenizer)
+        figures.beyond_cap = beyond_cap
+        want = choices * (model.max_output if request.cap is None else request.cap) + beyond_cap
         rate = output_rate(deployment.price) if deployment.price is not None else 0
         if max(rate, 1000) * want >= EXACT_MAX:
             raise BadRequest(f"{want} output tokens are more than can be counted.", "max_tokens")
         figures.want = want
-        figures.need = min(want, choices * (budget.min_output + request.thinking) + predicted)
+        figures.need = min(want, choices * (budget.min_output + request.thinking) + beyond_cap)
         aim = want
         if budget.estimator == "fixed":
-            aim = choices * budget.fixed_output + predicted
+            aim = choices * budget.fixed_output + beyond_cap
         elif budget.estimator == "p95":
             each = self._p95(model, key)
-            aim = want if each is None else choices * each + predicted
+            aim = want if each is None else choices * each + beyond_cap
         figures.aim = max(figures.need, min(want, aim))
 
     def _p95(self, model: Model, key: Key) -> int | None:

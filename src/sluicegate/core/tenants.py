@@ -45,7 +45,8 @@ class Provider(msgspec.Struct, frozen=True):
     stream_usage: bool = True  # accepts stream_options.include_usage
     extend: bool = False  # every billed token is visible and generation stops on close
     stops_on_close: bool = False
-    token_per_event: bool = False  # a stream has an event for each token, and ends at the cap that was sent
+    token_per_event: bool = False  # a stream has an event for each token
+    cap_overrun: int = 0  # tokens per choice that it may produce beyond the cap that it was sent
     ca_file: str = ""
 
 

@@ -200,7 +200,15 @@ def test_need_and_want(fields: dict[str, Any], need: int, want: int) -> None:
 def test_prediction_adds_output() -> None:
     """A predicted output is billed where it is rejected: it is held beside the cap, and not sent as part of it."""
     found = figures(asked=request(max_tokens=100, prediction={"type": "content", "content": "x" * 40}))
-    assert (found.need, found.want, found.prediction) == (16 + 40, 140, 40)
+    assert (found.need, found.want, found.beyond_cap) == (16 + 40, 140, 40)
+    assert (found.cap(found.want), found.cap(found.need)) == (100, 16)
+
+
+def test_what_comes_beyond_the_cap_is_held() -> None:
+    """Each choice of a provider that may run beyond its cap needs, aims at and wants that much more."""
+    runs_on = Deployment("p/o", Provider("p", "openai_chat", "http://127.0.0.1/v1", (), cap_overrun=3), "o", None, False)
+    found = figures(asked=request(n=2, max_tokens=100), deployment=runs_on, budget=Budget(estimator="fixed", fixed_output=40))
+    assert (found.need, found.aim, found.want, found.beyond_cap) == (38, 86, 206, 6)
     assert (found.cap(found.want), found.cap(found.need)) == (100, 16)
 
 
