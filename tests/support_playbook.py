@@ -1,4 +1,5 @@
-"""Both neighbours of the gateway as fakes at the level of their interfaces: a client's exchange and an upstream's call, driven by a test step by step."""
+"""Both neighbours of the gateway as fakes at the level of their interfaces: a client's exchange and an upstream's
+call, driven by a test step by step."""
 
 import asyncio
 from collections import deque

@@ -7,12 +7,12 @@ path ends as always. Every hold that is granted ends in `_settle`, whatever happ
 """
 
 import asyncio
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 
 import structlog
 
 from sluicegate import answers, reject
+from sluicegate.auth import Credentials
 from sluicegate.core import classify, refusals
 from sluicegate.core.claims import Admission, Extension, Reply, Settlement, Swept
 from sluicegate.core.classify import Outcome
@@ -60,6 +60,7 @@ class Gateway:
         self.policy = policy
         self.trips: set[Trip] = set()  # in flight; their holds are renewed
         self._plans = Plans()
+        self.identify = Credentials(policy.keys).identify
         self._ledger = ledger
         self._outbox = outbox
         self._pools = pools
@@ -118,15 +119,6 @@ class Gateway:
         record = record or trip.record(now)
         for observe in self._observers:
             observe(record)
-
-    def identify(self, headers: Mapping[bytes, bytes]) -> Key:
-        """The key that a request presents. Raises Reject 401."""
-        presented = headers.get(b"authorization", b"")
-        secret = presented[7:].strip() if presented[:7].lower() == b"bearer " else b""
-        key = self.policy.keys.get(hashlib.sha256(secret).digest()) if secret else None
-        if key is None:
-            raise reject.unauthenticated(bool(secret))
-        return key
 
     def _plan(self, key: Key, request: Request) -> Plan:
         model = self.policy.models.get(request.model)
@@ -406,8 +398,9 @@ class Gateway:
         usage, meter, plan = attempt.usage, attempt.meter, trip.plan
         if attempt.ended != "complete" or usage is None or meter is None or plan is None:
             return
-        truncated = "length" in attempt.finish_reasons
-        if self._learned.observe(attempt.figures, usage, meter, model=plan.model, deployment=attempt.deployment, key=plan.key, truncated=truncated):
+        if self._learned.observe(
+            attempt.figures, usage, meter, model=plan.model, deployment=attempt.deployment, key=plan.key, truncated=attempt.cut_short
+        ):
             log.warning("deployment is capped from now on: it bills more than it shows", deployment=attempt.deployment.id)
 
 

@@ -16,7 +16,7 @@ from sluicegate.core.plan import Plan, Template
 from sluicegate.core.record import Attempt as AttemptRecord
 from sluicegate.core.record import Record
 from sluicegate.core.tenants import Deployment, Key, Policy, Timeouts
-from sluicegate.core.usage import NOTHING, Charge, Ended, Unknown, Usage, settle_figures
+from sluicegate.core.usage import NOTHING, Charge, Ended, Unknown, Usage, is_whole, reported, settle_figures
 from sluicegate.dialects.form import Answer, Event, Request, Target
 from sluicegate.http.exchange import Exchange
 from sluicegate.http.upstream import Call
@@ -113,19 +113,28 @@ class Attempt:
         return "closed" if closed_by_us else "broken"
 
     @property
-    def finish_reasons(self) -> list[str]:
-        """Of the choices that finished."""
+    def finish(self) -> str:
+        """The finish reason of the first choice that has one."""
         if self.relay is not None:
-            return list(self.relay.finishes.values())
-        return [reason for _, reason in self.answer.finishes] if self.answer is not None else []
+            return next(iter(self.relay.finishes.values()), "")
+        return self.answer.finishes[0][1] if self.answer is not None and self.answer.finishes else ""
+
+    @property
+    def cut_short(self) -> bool:
+        """A cap ended one of the choices."""
+        if self.relay is not None:
+            return "length" in self.relay.finishes.values()
+        return self.answer is not None and any(reason == "length" for _, reason in self.answer.finishes)
 
     def settled_at(self, unknown_outcome: Unknown) -> Charge:
         """What this attempt is charged."""
         if self.billed == "no" or not self.written:
             return NOTHING
-        deployment, meter = self.deployment, self.meter
+        deployment, meter, usage = self.deployment, self.meter, self.usage
+        if usage is not None and is_whole(usage) and self.ended == "complete":
+            return reported(usage, deployment.price)
         return settle_figures(
-            self.usage,
+            usage,
             ended=self.ended,
             seen=meter.seen if meter is not None else 0,
             margin=self.relay.margin() if self.relay is not None and self.relay.ended != "complete" else 0,
@@ -210,34 +219,42 @@ class Trip:
 
     def record(self, now: float) -> Record:
         """The record of this request, as of now."""
-        request, attempt, rejected = self.request, self.answered, self.rejected
-        exchange = self.exchange
-        relay = attempt.relay if attempt is not None else None
-        usage = attempt.usage if attempt is not None else None
-        return Record(
-            request_id=self.request_id,
-            time_ms=self.time_ms,
-            key_id=self.key.id if self.key is not None else "",
-            model=request.model if request is not None else "",
-            deployment=self.attempts[-1].deployment if self.attempts else "",
-            attempts=tuple(self.attempts),
-            dialect=self.dialect.NAME,
-            stream=request is not None and request.stream,
-            status=rejected.status if rejected is not None else 200 if attempt is not None else 499,
-            finish="" if attempt is None else "length" if relay is not None and relay.truncated else next(iter(attempt.finish_reasons), ""),
-            refusal=rejected.reason if rejected is not None else "",
-            truncated=relay.truncated if relay is not None else "",
-            error=rejected.code if rejected is not None else "upstream_error" if attempt is not None and attempt.ended == "broken" else "",
-            input_tokens=self.input_tokens,
-            output_tokens=self.output_tokens,
-            cached_tokens=usage.cached_tokens if usage is not None else 0,
-            reasoning_tokens=usage.reasoning_tokens if usage is not None else 0,
-            cost_nano_usd=self.cost_nano_usd,
-            source=self.source,
-            held=attempt.granted if attempt is not None else 0,
-            latency_us=int((now - exchange.arrived) * 1e6),
-            first_byte_us=int(self.first_byte_s * 1e6),
-            overhead_us=max(0, int((now - exchange.arrived - self.upstream_s) * 1e6)) if relay is None else 0,
-            client_gone=self.client_gone or exchange.gone,
-            client_id=client_id(exchange.headers.get(b"x-request-id", b"")),
+        request, attempt, rejected, exchange = self.request, self.answered, self.rejected, self.exchange
+        relay = usage = None
+        finish = error = ""
+        status = 499
+        if attempt is not None:
+            relay, usage, status = attempt.relay, attempt.usage, 200
+            finish = "length" if relay is not None and relay.truncated else attempt.finish
+            error = "upstream_error" if attempt.ended == "broken" else ""
+        if rejected is not None:
+            status, error = rejected.status, rejected.code
+        latency_s = now - exchange.arrived
+        theirs = exchange.headers.get(b"x-request-id")
+        return Record(  # by position: on the path of every request, and names cost as much as all values together
+            self.request_id,
+            self.time_ms,
+            self.key.id if self.key is not None else "",
+            request.model if request is not None else "",
+            self.attempts[-1].deployment if self.attempts else "",
+            tuple(self.attempts),
+            self.dialect.NAME,
+            request is not None and request.stream,
+            status,
+            finish,
+            rejected.reason if rejected is not None else "",
+            relay.truncated if relay is not None else "",
+            error,
+            self.input_tokens,
+            self.output_tokens,
+            usage.cached_tokens if usage is not None else 0,
+            usage.reasoning_tokens if usage is not None else 0,
+            self.cost_nano_usd,
+            self.source,
+            attempt.granted if attempt is not None else 0,
+            int(latency_s * 1e6),
+            int(self.first_byte_s * 1e6),
+            max(0, int((latency_s - self.upstream_s) * 1e6)) if relay is None else 0,
+            self.client_gone or exchange.gone,
+            client_id(theirs) if theirs is not None else "",
         )

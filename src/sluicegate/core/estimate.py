@@ -20,6 +20,7 @@ from sluicegate.dialects.form import BadRequest, Request
 PER_MESSAGE, PER_REQUEST = 4, 3  # tokens that frame a message, and that open the reply
 IMAGE_TOKENS = 4096  # an image at an unknown provider, at most
 ENOUGH_USAGES = 200  # before that, a deployment's ratios are not trusted
+FEW_USAGES = 8  # before that, a vocabulary that was named is not trusted to be the provider's
 ENOUGH_SAMPLES = 50  # before that, a histogram has no p95
 LAST_INPUTS, LAST_OUTPUTS = 1000, 200
 SHORT_TEXT = 256  # bytes; below it what a provider adds to every prompt outweighs the text, and a ratio says nothing
@@ -90,35 +91,31 @@ class Learned:
         known = self._known.get(deployment.id)
         characters = text_bytes = 0
         for text in request.texts:
-            characters += len(text)
-            text_bytes += size(text)
+            length = len(text)
+            characters += length
+            text_bytes += length if text.isascii() else size(text)
         framing = PER_MESSAGE * request.messages + PER_REQUEST
         in_tokens = bool(deployment.tokenizer) and characters <= TEXT_MAX
         if in_tokens:
-            estimate = bound = counted = sum([count(text, deployment.tokenizer) for text in request.texts])
+            estimate = counted = sum([count(text, deployment.tokenizer) for text in request.texts])
+            bound = text_bytes  # until it is known what the provider adds, and that it counts alike
         else:
             estimate = counted = -(-characters // 4)
             bound = text_bytes
         if known is not None:
             if not in_tokens and known.mean.count >= ENOUGH_USAGES:
                 estimate = -(-estimate * known.mean.milli // 1000)
-            if in_tokens:
+            if in_tokens and known.ratio.count + known.added.count >= FEW_USAGES:
                 bound = -(-counted * max(1000, known.ratio.value) // 1000)
+            elif in_tokens:
+                bound = max(bound, counted)
             elif known.density.count >= ENOUGH_USAGES:
                 bound = -(-text_bytes * known.density.value * 11 // 10_000)
             bound += known.added.value
-        images = request.images * (deployment.image_tokens or IMAGE_TOKENS)
-        return Figures(
-            estimate + images + framing,
-            bound + images + framing,
-            request.choices,
-            *(0, 0, 0, 0),
-            counted=counted,
-            in_tokens=in_tokens,
-            text_bytes=text_bytes,
-            framing=framing,
-            plain=not images and not request.unbounded,
-        )
+        images = request.images * (deployment.image_tokens or IMAGE_TOKENS) if request.images else 0
+        beside = images + framing
+        plain = not images and not request.unbounded
+        return Figures(estimate + beside, bound + beside, request.choices, 0, 0, 0, 0, counted, in_tokens, text_bytes, framing, plain)
 
     def _output(self, figures: Figures, request: Request, model: Model, deployment: Deployment, *, key: Key, budget: Budget) -> None:
         choices = request.choices

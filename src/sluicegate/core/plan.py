@@ -112,7 +112,10 @@ def fit(template: Template, figures: Figures, price: Price | None, client_cap: b
     `aim` are lowered in place to what the smallest refilling limit can hold.
     """
     most = want = figures.want
+    tokens = want + max(figures.input_bound, figures.input_estimate)
     for counter, pick, refilling, ceiling in template.sizes:
+        if tokens < ceiling and counter.unit is not _USD:
+            continue  # the usual case: the whole request is nothing to this limit
         fixed, rate = pick(figures, price)
         floor = want if client_cap and refilling else figures.need
         if fixed - (-rate * floor // 1000) > ceiling:
@@ -125,6 +128,8 @@ def fit(template: Template, figures: Figures, price: Price | None, client_cap: b
         figures.aim = min(figures.aim, most)
     return None
 
+
+_USD = Unit.USD
 
 # What a request takes from a counter before its output is decided: (fixed, rate). Refilling counters count the estimate, others the bound.
 

@@ -299,4 +299,4 @@ def _add_headers(headers: list[tuple[bytes, bytes]], names: tuple[bytes, bytes, 
         reset_ms = ref.end_ms - now_ms
     else:
         return
-    headers.append((names[2], duration(reset_ms).encode()))
+    headers.append((names[2], b"%dms" % reset_ms if 0 < reset_ms < 1000 else duration(reset_ms).encode()))

@@ -61,6 +61,16 @@ def _latest(earlier: int | None, later: int | None) -> int | None:
     return earlier if later is None or (not later and earlier is not None) else later
 
 
+def is_whole(usage: Usage) -> bool:
+    """Both counts are there and not zero, and no cost beside them: the usual report."""
+    return bool(usage.input_tokens and usage.output_tokens and not usage.cost_nano_usd)
+
+
+def reported(usage: Usage, price: Price | None) -> Charge:
+    """The charge of a complete answer with a whole report."""
+    return Charge(usage.input_tokens or 0, usage.output_tokens or 0, cost_nano_usd(price, usage) if price is not None else 0, "reported")
+
+
 def settle_figures(
     usage: Usage | None,
     *,
@@ -79,8 +89,8 @@ def settle_figures(
     seen: the meter. margin: what may have been produced beyond it. cap: output tokens over all choices that the upstream was told it may produce.
     visible: every billed token is in the stream. stops_on_close: closing the connection ends the generation.
     """
-    if usage is not None and ended == "complete" and usage.input_tokens and usage.output_tokens and not usage.cost_nano_usd:  # the usual case
-        return Charge(usage.input_tokens, usage.output_tokens, cost_nano_usd(price, usage) if price is not None else 0, "reported")
+    if usage is not None and ended == "complete" and is_whole(usage):
+        return reported(usage, price)
     usage = usage or Usage()
     known = visible and (ended == "complete" or stops_on_close)
     charged = ended != "broken" or unknown_outcome == "charge"

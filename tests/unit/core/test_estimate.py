@@ -72,10 +72,14 @@ def test_bytes_bound_dense_text() -> None:
 
 
 def test_input_with_a_vocabulary() -> None:
-    """Where tokens can be counted, both figures are that count and the framing."""
-    found = figures(deployment=TOKENS)
+    """Where tokens can be counted, both figures are that count and the framing; a few usages must first show that the provider counts alike."""
+    learned = Learned()
     want = count(WORDS, "o200k_base") + 7
-    assert (found.input_estimate, found.input_bound) == (want, want)
+    assert (figures(deployment=TOKENS).input_estimate, figures(deployment=TOKENS).input_bound) == (want, 500 + 7)
+    observe(learned, Usage(want, 5), deployment=TOKENS, times=7)
+    assert figures(learned, deployment=TOKENS).input_bound == 500 + 7
+    observe(learned, Usage(want, 5), deployment=TOKENS)
+    assert (figures(learned, deployment=TOKENS).input_estimate, figures(learned, deployment=TOKENS).input_bound) == (want, want)
 
 
 def test_long_text_is_bounded_by_its_bytes() -> None:
@@ -95,7 +99,7 @@ def test_images() -> None:
     parts = [{"type": "text", "text": "hi"}, *[{"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 100_000}}] * 2]
     asked = request(messages=[{"role": "user", "content": parts}])
     assert figures(asked=asked).input_bound == 2 + 7 + 2 * IMAGE_TOKENS
-    assert figures(asked=asked, deployment=TOKENS).input_bound == 1 + 7 + 2 * 1000
+    assert figures(asked=asked, deployment=TOKENS).input_bound == 2 + 7 + 2 * 1000
 
 
 def test_unbounded_input() -> None:
@@ -140,8 +144,8 @@ def test_what_a_provider_adds_is_added() -> None:
 def test_overhead_beyond_the_vocabulary() -> None:
     """With a vocabulary, what was reported beyond the count is added to the bound, not to the estimate."""
     learned = Learned()
-    before = figures(learned, deployment=TOKENS).input_bound
-    observe(learned, Usage(before + 30, 5), deployment=TOKENS)
+    before = figures(learned, deployment=TOKENS).input_estimate
+    observe(learned, Usage(before + 30, 5), deployment=TOKENS, times=8)
     found = figures(learned, deployment=TOKENS)
     assert found.input_estimate == before
     assert 0 <= found.input_bound - (before + 30) <= 1  # a ratio is rounded up
@@ -152,7 +156,7 @@ def test_a_vocabulary_that_counts_too_little() -> None:
     learned = Learned()
     text = "word" + " word" * 99
     asked, longer, short = request(text), request(text + " word" * 300), request("hi")
-    observe(learned, Usage(1 + 2 + 7, 5), asked=short, deployment=TOKENS)
+    observe(learned, Usage(1 + 2 + 7, 5), asked=short, deployment=TOKENS, times=8)
     observe(learned, Usage(150 + 2 + 7, 5), asked=asked, deployment=TOKENS)
     assert [figures(learned, one, TOKENS).input_bound for one in (asked, longer, short)] == [150 + 2 + 7, 600 + 2 + 7, 2 + 2 + 7]
     observe(learned, Usage(100 + 2 + 7, 5), asked=asked, deployment=TOKENS, times=1000)
