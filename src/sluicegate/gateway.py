@@ -331,11 +331,10 @@ class Gateway:
 
     def _stream_meter(self, attempt: Attempt, request: Request) -> Meter:
         deployment = attempt.deployment
-        if deployment.provider.token_per_event and sends_each_token(request):
-            return EventMeter(deployment.tokenizer, self._learned.factor_milli(deployment, by_event=True), attempt.most)
-        meter = Meter(deployment.tokenizer, self._learned.factor_milli(deployment))
-        meter.exact = meter.exact and not deployment.provider.token_per_event  # the vocabulary may be another one than the model's
-        return meter
+        if not deployment.provider.token_per_event:
+            return Meter(deployment.tokenizer, self._learned.factor_milli(deployment))
+        each = sends_each_token(request)
+        return EventMeter(deployment.tokenizer, self._learned.factor_milli(deployment, by_event=each), attempt.most, each)
 
     def _growth(self, trip: Trip, attempt: Attempt, pace: Pace) -> Growth:
         held, budget = attempt.held, trip.policy.budget

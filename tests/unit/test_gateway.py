@@ -411,7 +411,13 @@ async def test_a_client_that_leaves_before_the_ledger_has_answered(stage: Stage)
 @pytest.mark.parametrize("extend", [False, True])
 @pytest.mark.parametrize(
     ("fields", "delta", "output"),
-    [({}, " river", 5), ({"stop": "END"}, " river", 30), ({}, "河流", 5 * 5), ({"max_tokens": 16}, "河流", 16 + 3), ({"stop": "END"}, "河流", 30)],
+    [
+        ({}, " river", 5),
+        ({"stop": "END"}, " river", 30),
+        ({}, "河流", 5 * 5),
+        ({"max_tokens": 16}, "河流", 16 + 3),
+        ({"max_tokens": 16, "stop": "END"}, "河流", 16 + 3),
+    ],
 )
 async def test_a_stream_with_an_event_per_token(tmp_path: Path, extend: bool, fields: dict[str, Any], delta: str, output: int) -> None:
     """Without usage it is settled at its events, extended or capped; at its bytes where the server may gather tokens.

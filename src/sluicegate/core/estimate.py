@@ -11,7 +11,7 @@ Fails with BadRequest: input that no figure bounds, and amounts too large to be 
 import msgspec
 
 from sluicegate.core.learned import Histogram, Largest, Mean
-from sluicegate.core.meter import TEXT_MAX, EventMeter, Meter, count, size
+from sluicegate.core.meter import TEXT_MAX, Meter, count, size
 from sluicegate.core.prices import output_rate
 from sluicegate.core.tenants import Budget, Deployment, Key, Model
 from sluicegate.core.usage import Usage
@@ -174,11 +174,10 @@ class Learned:
         if written and not truncated:
             for name in self._tables(model, key):
                 (self._outputs.get(name) or self._new(name)).add(-(-written // figures.choices))
-        by_event = isinstance(meter, EventMeter)
         if written and meter.counted:
-            (known.event_factor if by_event else known.factor).add(-(-written * 1000 // meter.counted))
+            (known.event_factor if meter.by_event else known.factor).add(-(-written * 1000 // meter.counted))
         # Where events can be metered, text alone proves nothing: the vocabulary may be another one than the model's.
-        judged = deployment.visible and by_event == deployment.provider.token_per_event
+        judged = deployment.visible and meter.by_event == deployment.provider.token_per_event
         if judged and 10 * written > 11 * meter.seen + 160 and deployment.id not in self._exceeded:
             self._exceeded.add(deployment.id)
             return True

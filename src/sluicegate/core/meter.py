@@ -90,16 +90,17 @@ class Meter:
     """The output of one answer.
 
     seen: over all choices, factor applied, rounded up. counted: the same without the factor. largest: the largest growth of `seen` in one `add`.
-    exact: counted in tokens, not in bytes.
+    exact: counted in tokens, not in bytes. by_event: each event counts as its token.
     """
 
-    __slots__ = ("_choices", "_factor_milli", "_tokenizer", "counted", "exact", "largest", "seen")
+    __slots__ = ("_choices", "_factor_milli", "_tokenizer", "by_event", "counted", "exact", "largest", "seen")
 
     def __init__(self, tokenizer: str, factor_milli: int) -> None:
         self.seen = 0
         self.counted = 0
         self.largest = 0
         self.exact = bool(tokenizer)
+        self.by_event = False
         self._tokenizer = tokenizer
         self._factor_milli = factor_milli
         self._choices: dict[int, _Choice] = {}
@@ -128,15 +129,17 @@ class EventMeter(Meter):
     """The output of one stream whose upstream sends each token in an event of its own, and keeps to the `cap` over all choices that it was sent.
 
     Such an upstream holds a token back only while it ends inside a character. So ASCII is one token; other text is at most one, and one more for
-    each byte inside its characters, where tokens may meet; between these two a vocabulary decides where one is known. Since all of that may be
-    too much, and never too little, no more than the cap is counted, unless there have been more events.
+    each byte inside its characters, where tokens may meet; between these two a vocabulary decides where one is known. Where the upstream may gather
+    several tokens into an event (`each` is False), text is counted as it is elsewhere. Since all of that may be too much, and never too little, no
+    more than the cap is counted, unless there have been more events.
     """
 
     __slots__ = ("_cap", "_events", "_most")
 
-    def __init__(self, tokenizer: str, factor_milli: int, cap: int) -> None:
+    def __init__(self, tokenizer: str, factor_milli: int, cap: int, each: bool = True) -> None:
         super().__init__(tokenizer, factor_milli)
         self.exact = True  # by its cap
+        self.by_event = each
         self._cap = cap
         self._events = 0
         self._most = 0  # tokens that the events may have had
@@ -145,7 +148,10 @@ class EventMeter(Meter):
         """Counts one event."""
         text = delta.text
         self._events += 1
-        self._most += 1 if text.isascii() else self._in_characters(text)
+        if not self.by_event:
+            self._most += max(1, count(text, self._tokenizer))
+        else:
+            self._most += 1 if text.isascii() else self._in_characters(text)
         if delta.tool_calls:
             self._most += TOOL_CALL * delta.tool_calls
         self.counted = max(self._events, min(self._most, self._cap))

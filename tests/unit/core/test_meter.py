@@ -175,6 +175,17 @@ def test_events_never_count_beyond_the_cap() -> None:
     assert metered_events(["a"] * 10, factor_milli=1500, cap=12).seen == 12
 
 
+@pytest.mark.parametrize("tokenizer", ["", VOCABULARY])
+def test_gathered_events_count_their_text(tokenizer: str) -> None:
+    """Where an event may have several tokens, its text says how many, at least one, and the cap how many at most."""
+    meter = EventMeter(tokenizer, 1000, 20, each=False)
+    for text in (" one two three", "x"):
+        meter.add(Delta(0, text))
+    assert (meter.seen, meter.by_event) == (1 + (3 if tokenizer else 14), False)
+    meter.add(Delta(0, " many words" * 9))
+    assert meter.seen == 20
+
+
 def test_events_with_a_factor() -> None:
     """What a deployment bills beyond its events is added; `counted` is without it; a call adds its framing."""
     meter = metered_events(["a"] * 5, factor_milli=1300)
