@@ -199,8 +199,8 @@ class Relay:
         self._choices = choices
         self._pace = pace
         self._growth = growth
-        # An upstream that runs far past the cap it was sent is cut too, where tokens can be counted; bytes say too little for that.
-        self._ceiling = cap * OVERSHOOT_MILLI // 1000 + OVERSHOOT_FLAT if meter.exact else 1 << 62
+        # An upstream that runs far past the cap it was sent is cut too.
+        self._ceiling = cap * OVERSHOOT_MILLI // 1000 + OVERSHOOT_FLAT
         self._write_timeout_s = write_timeout_s
         self._clock = clock
         self._ready: list[bytes] = []
@@ -303,7 +303,7 @@ class Relay:
 
     def _covered(self, seen: int) -> bool:
         if self._growth is None or self._growth.covers_all:
-            return self._meter.counted <= self._ceiling
+            return self._meter.least <= self._ceiling
         return seen <= self._growth.granted
 
     def _advance(self) -> None:

@@ -278,9 +278,10 @@ async def test_an_error_event_before_any_output_leaves_the_response_unstarted() 
     assert (relay.has_output, relay.ended, stage.exchange.data) == (False, "died", b"")
 
 
-async def test_an_upstream_far_beyond_its_cap_is_cut() -> None:
-    """Tokens that can be counted are believed up to 1.1 x the cap + 16; what is beyond is not delivered."""
-    stage = Stage(cap=100, meter=Meter("o200k_base", 1000))
+@pytest.mark.parametrize("vocabulary", ["o200k_base", ""])
+async def test_an_upstream_far_beyond_its_cap_is_cut(vocabulary: str) -> None:
+    """It is believed up to 1.1 x the cap + 16 tokens, counted or one per delta; what is beyond is not delivered."""
+    stage = Stage(cap=100, meter=Meter(vocabulary, 1000))
     await stage.feed(*[sse(chunk(" the")) for _ in range(200)])
     relay = await stage.ended()
     assert (relay.ended, relay.truncated, stage.call.closed) == ("truncated", "budget", True)

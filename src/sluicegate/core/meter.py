@@ -90,16 +90,16 @@ class Meter:
     """The output of one answer.
 
     seen: over all choices, factor applied, rounded up. counted: the same without the factor. largest: the largest growth of `seen` in one `add`.
-    exact: counted in tokens, not in bytes. by_event: each event counts as its token.
+    least: what it is at least, in tokens: the count where the vocabulary is known, else one per delta. by_event: each event counts as its token.
     """
 
-    __slots__ = ("_choices", "_factor_milli", "_tokenizer", "by_event", "counted", "exact", "largest", "seen")
+    __slots__ = ("_choices", "_factor_milli", "_tokenizer", "by_event", "counted", "largest", "least", "seen")
 
     def __init__(self, tokenizer: str, factor_milli: int) -> None:
         self.seen = 0
         self.counted = 0
         self.largest = 0
-        self.exact = bool(tokenizer)
+        self.least = 0
         self.by_event = False
         self._tokenizer = tokenizer
         self._factor_milli = factor_milli
@@ -110,7 +110,7 @@ class Meter:
         text = delta.text
         if not text:
             more = 0
-        elif self.exact:
+        elif self._tokenizer:
             choice = self._choices.get(delta.choice)
             if choice is None:
                 choice = self._choices[delta.choice] = _Choice()
@@ -120,6 +120,7 @@ class Meter:
         more += TOOL_CALL * delta.tool_calls
         if more:
             self.counted += more
+            self.least += more if self._tokenizer else 1
             seen = -(-self.counted * self._factor_milli // 1000)
             self.largest = max(self.largest, seen - self.seen)
             self.seen = seen
@@ -138,7 +139,6 @@ class EventMeter(Meter):
 
     def __init__(self, tokenizer: str, factor_milli: int, cap: int, each: bool = True) -> None:
         super().__init__(tokenizer, factor_milli)
-        self.exact = True  # by its cap
         self.by_event = each
         self._cap = cap
         self._events = 0
@@ -154,6 +154,7 @@ class EventMeter(Meter):
             self._most += 1 if text.isascii() else self._in_characters(text)
         if delta.tool_calls:
             self._most += TOOL_CALL * delta.tool_calls
+        self.least = self._events
         self.counted = max(self._events, min(self._most, self._cap))
         seen = max(self._events, min(-(-self._most * self._factor_milli // 1000), self._cap))
         self.largest = max(self.largest, seen - self.seen)

@@ -76,6 +76,7 @@ def settle_figures(
     *,
     ended: Ended,
     seen: int,
+    least: int,
     margin: int,
     cap: int,
     input_bound: int,
@@ -86,7 +87,8 @@ def settle_figures(
 ) -> Charge:
     """What an attempt is charged that was, or may have been, billed.
 
-    seen: the meter. margin: what may have been produced beyond it. cap: output tokens over all choices that the upstream was told it may produce.
+    seen: the meter. least: what it was at least; more than the cap only where the upstream did not keep to it. margin: what may have been produced
+    beyond it. cap: output tokens over all choices that the upstream was told it may produce.
     visible: every billed token is in the stream. stops_on_close: closing the connection ends the generation.
     """
     if usage is not None and ended == "complete" and is_whole(usage):
@@ -94,28 +96,29 @@ def settle_figures(
     usage = usage or Usage()
     known = visible and (ended == "complete" or stops_on_close)
     charged = ended != "broken" or unknown_outcome == "charge"
-    unreported = max(seen, min(cap, seen + margin) if known else cap) if charged else seen
-    output, output_known = _output(usage, ended, seen, unreported)
+    produced = max(least, min(seen, cap))
+    unreported = max(least, min(cap, seen + margin) if known else cap) if charged else produced
+    output, output_known = _output(usage, ended, produced, unreported)
     if not output and ended == "broken" and unknown_outcome == "free":
         return NOTHING
     input_known = bool(usage.input_tokens) or (usage.input_tokens == 0 and not output and ended == "complete")
     input_tokens = (usage.input_tokens or 0) if input_known else input_bound
-    source: Source = "held" if output > seen and not known else "counted"
+    source: Source = "held" if output > produced and not known else "counted"
     if input_known or output_known:
         source = "reported" if input_known and output_known else "partly"
     counts = Usage(input_tokens if input_known else 0, output if output_known else 0)
     return Charge(input_tokens, output, _cost(usage, price, counts, input_tokens, output), source)
 
 
-def _output(usage: Usage, ended: Ended, seen: int, unreported: int) -> tuple[int, bool]:
+def _output(usage: Usage, ended: Ended, produced: int, unreported: int) -> tuple[int, bool]:
     """Output tokens, and whether they are what the upstream reported."""
     reported = usage.output_tokens
     if ended != "complete":
         return max(unreported, reported or 0), False  # a report of an answer that went on is only where it stood
     if reported is None:
         return unreported, False
-    if reported == 0 and seen:
-        return seen, False
+    if reported == 0 and produced:
+        return produced, False
     return reported, True
 
 

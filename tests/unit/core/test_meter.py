@@ -107,9 +107,14 @@ def test_dense_text_is_not_undercounted() -> None:
     assert metered(pieces).seen >= count("".join(pieces), VOCABULARY)
 
 
-def test_exact_says_which() -> None:
-    """Whether tokens or bytes are counted is told."""
-    assert Meter(VOCABULARY, 1000).exact and not Meter("", 1000).exact
+def test_the_least_is_tokens() -> None:
+    """What was produced at least: the count where the vocabulary is known, one per delta with output where it is not."""
+    known, unknown, events = Meter(VOCABULARY, 2000), Meter("", 2000), EventMeter("", 2000, 10)
+    for text in ("Hello there", "", "!"):
+        for meter in (known, unknown, events):
+            meter.add(Delta(0, text))
+    assert (known.least, unknown.least) == (3, 2)
+    assert 2 <= events.least <= 3
 
 
 @given(st.lists(st.text(max_size=40), max_size=30), st.integers(1000, 3000))

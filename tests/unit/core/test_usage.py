@@ -24,7 +24,8 @@ CALL: dict[str, Any] = {
 
 def settled(usage: Usage | None, **change: Any) -> Charge:
     """The charge of a usual call with these changes."""
-    return settle_figures(usage, **{**CALL, **change})
+    call = {**CALL, **change}
+    return settle_figures(usage, **{"least": call["seen"], **call})
 
 
 def test_later_reports_replace_earlier_ones() -> None:
@@ -164,3 +165,16 @@ def test_never_less_than_was_seen(usage: Usage | None, **call: Any) -> None:
         assert charge.output_tokens >= call["seen"]
     if call["ended"] == "broken" and call["unknown_outcome"] == "charge" and not call["visible"]:
         assert charge.output_tokens >= call["cap"]
+
+
+@pytest.mark.parametrize("usage", [None, Usage(), Usage(0, 0)])
+@pytest.mark.parametrize("ended", ["complete", "closed"])
+def test_bytes_are_never_charged_beyond_the_cap(usage: Usage | None, ended: str) -> None:
+    """Where tokens cannot be counted, 800 bytes in 200 deltas against a cap of 373 are charged 373: an upstream that keeps to it made no more."""
+    assert settled(usage, ended=ended, seen=800, least=200, cap=373).output_tokens == 373
+
+
+def test_an_upstream_that_ignores_its_cap_is_charged_what_it_made_at_least() -> None:
+    """500 deltas against a cap of 373 are 500 tokens at least, however the answer ended."""
+    for ended in ("complete", "closed", "broken"):
+        assert settled(None, ended=ended, seen=2000, least=500, cap=373).output_tokens == 500
