@@ -3,7 +3,7 @@ call, driven by a test step by step."""
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from sluicegate.core.tenants import Timeouts
@@ -41,11 +41,12 @@ class FakeExchange:
             raise BodyTooLarge
         return self._body
 
-    def start(self, status: int, headers: list[tuple[bytes, bytes]], length: int | None) -> None:
+    def start(self, status: int, headers: Iterable[tuple[bytes, bytes]], length: int | None, lines: bytes = b"") -> None:
         assert not self.started
         if not self.gone:
-            self.started, self.status, self.sent_headers = True, status, dict(headers)
-            assert len(self.sent_headers) == len(headers), "a header twice"
+            pairs = [*headers, *(tuple(line.split(b": ", 1)) for line in lines.split(b"\r\n")[1:])]
+            self.started, self.status, self.sent_headers = True, status, dict(pairs)
+            assert len(self.sent_headers) == len(pairs), "a header twice"
 
     def write(self, data: bytes) -> None:
         if self.gone:

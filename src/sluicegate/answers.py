@@ -6,19 +6,20 @@ from sluicegate.core.usage import Usage
 from sluicegate.reject import Reject
 from sluicegate.trip import Attempt, Trip
 
-Headers = list[tuple[bytes, bytes]]
-
-_JSON = (b"content-type", b"application/json")
-_STREAM = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
+# Header lines of our own making: ids, numbers, and names that the configuration has checked. None can hold a control character.
+_IDS = b"\r\nx-request-id: %b\r\nx-sluicegate-request-id: %b\r\nx-sluicegate-overhead-ms: %.2f"
+_ATTEMPTS = b"\r\nx-sluicegate-attempts: %b"
+_SERVED_BY = b"\r\nx-sluicegate-model: %b\r\nx-sluicegate-deployment: %b"
+_MAX_TOKENS = b"\r\nx-sluicegate-max-tokens: %d"
+_UNARY = b"\r\nx-sluicegate-cost-usd: %d.%09d\r\ncontent-type: application/json"
+_STREAM = b"\r\ncontent-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\nx-accel-buffering: no"
+_JSON = b"\r\ncontent-type: application/json"
 
 
 def start_stream(trip: Trip, attempt: Attempt, now: float) -> None:
     """Commits the 200 of a stream."""
     trip.status = 200
-    headers = _common(trip, now)
-    headers += _STREAM
-    _served_by(headers, trip, attempt)
-    trip.exchange.start(200, headers, None)
+    trip.exchange.start(200, (), None, b"".join((_common(trip, now), _served_by(trip, attempt), _STREAM)))
 
 
 def finish(trip: Trip, now: float) -> None:
@@ -44,11 +45,8 @@ def finish(trip: Trip, now: float) -> None:
 
 def _unary(trip: Trip, attempt: Attempt, now: float) -> None:
     trip.status = 200
-    headers = _common(trip, now)
-    headers.append(_JSON)
-    _served_by(headers, trip, attempt)
-    headers.append((b"x-sluicegate-cost-usd", b"%d.%09d" % divmod(trip.cost_nano_usd, 1_000_000_000)))
-    trip.exchange.start(200, headers, len(attempt.body))
+    cost = _UNARY % divmod(trip.cost_nano_usd, 1_000_000_000)
+    trip.exchange.start(200, (), len(attempt.body), b"".join((_common(trip, now), _served_by(trip, attempt), cost)))
     trip.exchange.finish(attempt.body)
 
 
@@ -70,10 +68,7 @@ def _reject(trip: Trip, rejected: Reject, now: float) -> None:
     if rejected.detail is not None:
         extra["sluicegate"] = rejected.detail
     body = trip.dialect.write_error(rejected.status, rejected.message, rejected.type, rejected.param, rejected.code, extra)
-    headers = _common(trip, now)
-    headers.append(_JSON)
-    headers += rejected.headers
-    trip.exchange.start(rejected.status, headers, len(body))
+    trip.exchange.start(rejected.status, rejected.headers, len(body), _common(trip, now) + _JSON)
     trip.exchange.finish(body)
 
 
@@ -83,24 +78,20 @@ def _break(trip: Trip, message: str, type_: str, code: str) -> None:
     trip.exchange.abort()
 
 
-def _common(trip: Trip, now: float) -> Headers:
+def _common(trip: Trip, now: float) -> bytes:
     request_id = trip.request_id.encode()
     overhead_ms = (now - trip.exchange.arrived - trip.upstream_s) * 1000
-    headers = [
-        (b"x-request-id", request_id),
-        (b"x-sluicegate-request-id", request_id),
-        (b"x-sluicegate-overhead-ms", b"%.2f" % max(overhead_ms, 0)),
-    ]
+    lines = _IDS % (request_id, request_id, max(overhead_ms, 0))
     if trip.attempts:
-        headers.append((b"x-sluicegate-attempts", ",".join([f"{a.deployment}:{a.outcome}" for a in trip.attempts]).encode()))
+        lines += _ATTEMPTS % ",".join([f"{a.deployment}:{a.outcome}" for a in trip.attempts]).encode()
     if trip.plan is not None and trip.reply is not None and trip.refset is not None:
-        headers += refusals.ratelimit_headers(trip.plan.template.counters, trip.refset, trip.reply)
-    return headers
+        lines += refusals.ratelimit_lines(trip.plan.template.counters, trip.refset, trip.reply)
+    return lines
 
 
-def _served_by(headers: Headers, trip: Trip, attempt: Attempt) -> None:
+def _served_by(trip: Trip, attempt: Attempt) -> bytes:
     assert trip.request is not None
-    headers.append((b"x-sluicegate-model", trip.request.model.encode()))
-    headers.append((b"x-sluicegate-deployment", attempt.deployment.id.encode()))
+    lines = _SERVED_BY % (trip.request.model.encode(), attempt.deployment.id.encode())
     if attempt.cap is not None and attempt.cap != trip.request.cap:  # lowered, or set where the client set none
-        headers.append((b"x-sluicegate-max-tokens", b"%d" % attempt.cap))
+        lines += _MAX_TOKENS % attempt.cap
+    return lines

@@ -255,13 +255,13 @@ def duration(length_ms: int) -> str:
 
 
 _TOKENS, _REQUESTS = Unit.TOKENS, Unit.REQUESTS  # looking up a member of an enum costs as much as all else in the loop
-_REQUESTS_HEADERS = (b"x-ratelimit-limit-requests", b"x-ratelimit-remaining-requests", b"x-ratelimit-reset-requests")
-_TOKENS_HEADERS = (b"x-ratelimit-limit-tokens", b"x-ratelimit-remaining-tokens", b"x-ratelimit-reset-tokens")
+_REQUESTS_LINES = b"\r\nx-ratelimit-limit-requests: %d\r\nx-ratelimit-remaining-requests: %d", b"\r\nx-ratelimit-reset-requests: %b"
+_TOKENS_LINES = b"\r\nx-ratelimit-limit-tokens: %d\r\nx-ratelimit-remaining-tokens: %d", b"\r\nx-ratelimit-reset-tokens: %b"
 _Room = tuple[int, Ref, tuple[int, int]]  # remaining, counter, its state
 
 
-def ratelimit_headers(counters: Sequence[Counter], refs: RefSet, reply: Reply) -> list[tuple[bytes, bytes]]:
-    """`x-ratelimit-{limit,remaining,reset}-{requests,tokens}` for the limit of each unit that has least room left.
+def ratelimit_lines(counters: Sequence[Counter], refs: RefSet, reply: Reply) -> bytes:
+    """`x-ratelimit-{limit,remaining,reset}-{requests,tokens}` for the limit of each unit that has least room left, each line begun by CR LF.
 
     On every answer, so written for speed. A limit that never resets has no reset header. Empty if the reply has no states.
     """
@@ -279,18 +279,17 @@ def ratelimit_headers(counters: Sequence[Counter], refs: RefSet, reply: Reply) -
                 tokens = remaining, ref, state
         elif requests is None or remaining < requests[0]:
             requests = remaining, ref, state
-    headers: list[tuple[bytes, bytes]] = []
+    lines = b""
     if requests is not None:
-        _add_headers(headers, _REQUESTS_HEADERS, requests, reply.now_ms)
+        lines = _lines(_REQUESTS_LINES, requests, reply.now_ms)
     if tokens is not None:
-        _add_headers(headers, _TOKENS_HEADERS, tokens, reply.now_ms)
-    return headers
+        lines += _lines(_TOKENS_LINES, tokens, reply.now_ms)
+    return lines
 
 
-def _add_headers(headers: list[tuple[bytes, bytes]], names: tuple[bytes, bytes, bytes], room: _Room, now_ms: int) -> None:
+def _lines(forms: tuple[bytes, bytes], room: _Room, now_ms: int) -> bytes:
     remaining, ref, state = room
-    headers.append((names[0], b"%d" % ref.ceiling))
-    headers.append((names[1], b"%d" % remaining if remaining > 0 else b"0"))
+    lines = forms[0] % (ref.ceiling, remaining if remaining > 0 else 0)
     if ref.kind == "b":
         reset_ms = -(-state[0] * ref.per_ms // ref.gain)
     elif ref.kind == "s":
@@ -298,5 +297,5 @@ def _add_headers(headers: list[tuple[bytes, bytes]], names: tuple[bytes, bytes, 
     elif ref.end_ms:
         reset_ms = ref.end_ms - now_ms
     else:
-        return
-    headers.append((names[2], b"%dms" % reset_ms if 0 < reset_ms < 1000 else duration(reset_ms).encode()))
+        return lines
+    return lines + forms[1] % (b"%dms" % reset_ms if 0 < reset_ms < 1000 else duration(reset_ms).encode())

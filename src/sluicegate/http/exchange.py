@@ -148,8 +148,11 @@ class Exchange:
 
     # The answer.
 
-    def start(self, status: int, headers: wire.Headers, length: int | None) -> None:
-        """Status and headers, sent together with the first data. `length` None: as long as it takes, in chunks or, for HTTP/1.0, until the close."""
+    def start(self, status: int, headers: wire.Headers, length: int | None, lines: bytes = b"") -> None:
+        """Status and headers, sent together with the first data. `length` None: as long as it takes, in chunks or, for HTTP/1.0, until the close.
+
+        lines: header lines that the caller vouches for, each begun by CR LF; they are not looked at.
+        """
         if self.started:
             raise RuntimeError("the answer has been started")
         if self.gone:
@@ -160,7 +163,7 @@ class Exchange:
             text, _ = wire.block([wire.STATUS_LINES[status], self._connection.date], wire.cleaned(headers), _FRAMING)
         if not self._complete:
             self.keep_alive = False  # what is left of the body would be read as the next request
-        self._held = text + self._framing(status, length)
+        self._held = b"".join((text, lines, self._framing(status, length)))
 
     def _framing(self, status: int, length: int | None) -> bytes:
         """Decides how the answer ends, and returns the end of its head."""

@@ -12,7 +12,7 @@ from sluicegate.core import rules
 from sluicegate.core.claims import Admission, RefSet, Reply
 from sluicegate.core.counters import group, refs
 from sluicegate.core.limits import Limit, parse
-from sluicegate.core.refusals import REASONS, Refusal, affordable_output_tokens, duration, explain, ratelimit_headers, too_large
+from sluicegate.core.refusals import REASONS, Refusal, affordable_output_tokens, duration, explain, ratelimit_lines, too_large
 from sluicegate.core.tenants import Counter, Scope
 from sluicegate.ledger.memory import MemoryBook
 
@@ -303,6 +303,11 @@ def test_a_limit_of_nothing_lets_what_costs_nothing_pass() -> None:
 
 
 # -- headers ------------------------------------------------------------------------------------------------------------------------------
+
+
+def ratelimit_headers(*of: Any) -> list[tuple[bytes, bytes]]:
+    """The lines as pairs."""
+    return [tuple(line.split(b": ")) for line in ratelimit_lines(*of).split(b"\r\n")[1:]]  # type: ignore[misc]
 
 
 def test_headers_describe_the_tightest_limit_of_each_unit() -> None:
