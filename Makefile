@@ -10,7 +10,7 @@ INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-
 UV_VERSION = 0.13.9
 COMPILE = .make/lock/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --no-emit-index-url
 
-.PHONY: run test check demo bench soak lock clean redis
+.PHONY: run test check demo bench soak e2e-llama lock clean redis
 
 run: $(VENV)/run.stamp
 	@PORT=$(PORT) $(BIN)/sluicegate serve --mock
@@ -30,6 +30,17 @@ bench: $(VENV)/test.stamp redis
 
 soak: $(VENV)/test.stamp redis
 	@$(BIN)/python bench/budget_two_gateways.py --rounds 20
+
+# Real llama.cpp, compiled when first asked for (some minutes); LLAMA_PYTHON names a Python that has requirements/llama.txt already.
+e2e-llama: $(VENV)/test.stamp
+	@if [ -z "$$LLAMA_PYTHON" ] && [ ! -e .make/llama/done ]; then \
+	    command -v c++ >/dev/null || { command -v apt-get >/dev/null && { $(call apt,build-essential); }; } || \
+	        { echo "a C++ compiler is needed and was not found on PATH" >&2; exit 1; }; \
+	    echo "building llama.cpp in .make/llama"; \
+	    $(BIN)/python -m venv .make/llama && .make/llama/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/llama.txt && \
+	        touch .make/llama/done; \
+	fi
+	@$(BIN)/python bench/e2e_llama.py
 
 lock:
 	@[ -x .make/lock/bin/uv ] || { python3 -m venv .make/lock && .make/lock/bin/python -m pip install --quiet uv==$(UV_VERSION); }

@@ -82,7 +82,7 @@ class Llama(Child):
         return int(json.loads(call(f"{self.url}/extras/tokenize/count", {"input": text})[2])["count"]) - 1
 
 
-FAR = ("Chinese", "emoji")  # in which o200k_base counts a third more than Gemma
+FAR = ("Chinese", "emoji")  # in which o200k_base counts a fifth more than Gemma
 
 
 @dataclass
