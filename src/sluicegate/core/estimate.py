@@ -10,7 +10,7 @@ Fails with BadRequest: input that no figure bounds, and amounts too large to be 
 
 import msgspec
 
-from sluicegate.core.learned import Histogram, Largest, Mean
+from sluicegate.core.learned import Histogram, Largest, Mean, bucket_of
 from sluicegate.core.meter import TEXT_MAX, Meter, count, size
 from sluicegate.core.prices import output_rate
 from sluicegate.core.tenants import Budget, Deployment, Key, Model
@@ -30,7 +30,7 @@ EXACT_MAX = 2**53  # rate times tokens must stay below: what a double holds exac
 _EXCEEDED = "exceeded"  # the shared table of deployments that are capped from now on
 
 
-class Figures(msgspec.Struct):
+class Figures(msgspec.Struct, gc=False):
     """Tokens. need <= aim <= want are totals over all choices. The rest is what the figures were made from, for learning."""
 
     input_estimate: int
@@ -172,8 +172,9 @@ class Learned:
             self._observe_input(known, figures, usage.input_tokens)
         written = usage.output_tokens
         if written and not truncated:
+            bucket = bucket_of(-(-written // figures.choices))
             for name in self._tables(model, key):
-                (self._outputs.get(name) or self._new(name)).add(-(-written // figures.choices))
+                (self._outputs.get(name) or self._new(name)).add(bucket)
         if written and meter.counted:
             (known.event_factor if meter.by_event else known.factor).add(-(-written * 1000 // meter.counted))
         # Where events can be metered, text alone proves nothing: the vocabulary may be another one than the model's.

@@ -63,6 +63,11 @@ class Mean:
         return -(-self._parts * 1000 // self._wholes) if self._wholes else 0
 
 
+def bucket_of(value: int) -> int:
+    """The bucket of a histogram that a value falls into."""
+    return int(math.log2(value) * _STEPS) if value > 1 else 0
+
+
 class Histogram:
     """Counts per log-scaled bucket, shared between workers: `shared` is the sum that a ledger last told, `sent` and `fresh` what is not in it yet."""
 
@@ -77,9 +82,8 @@ class Histogram:
         self._new = 0
         self._p95: int | None = None
 
-    def add(self, value: int) -> None:
-        """One more sample."""
-        bucket = int(math.log2(value) * _STEPS) if value > 1 else 0
+    def add(self, bucket: int) -> None:
+        """One more sample, by its bucket."""
         self.fresh[bucket] = self.fresh.get(bucket, 0) + 1
         self.samples += 1
         self._new += 1

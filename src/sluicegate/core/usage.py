@@ -17,7 +17,7 @@ Unknown = Literal["charge", "input_only", "free"]
 Source = Literal["reported", "counted", "partly", "held"]
 
 
-class Usage(msgspec.Struct):
+class Usage(msgspec.Struct, gc=False):
     """Token counts. input_tokens includes cached reads and cache writes; output_tokens includes reasoning. None: not reported.
 
     A later report of the same call replaces an earlier one field by field (cumulative, never summed).
@@ -31,7 +31,7 @@ class Usage(msgspec.Struct):
     cost_nano_usd: int | None = None  # as reported by a provider that says so
 
 
-class Charge(msgspec.Struct, frozen=True):
+class Charge(msgspec.Struct, frozen=True, gc=False):
     """What a call is settled at. source: reported (complete usage), counted (our meter or estimate), held (everything that was held), partly."""
 
     input_tokens: int

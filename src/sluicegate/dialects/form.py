@@ -28,7 +28,7 @@ class BadRequest(Exception):
         self.code = code
 
 
-class Request(msgspec.Struct):
+class Request(msgspec.Struct, gc=False):
     """A client's request, typed only where the gateway acts on it."""
 
     model: str
@@ -45,7 +45,7 @@ class Request(msgspec.Struct):
     fields: dict[str, msgspec.Raw]  # the body's top-level fields as they came
 
 
-class Target(msgspec.Struct, frozen=True):
+class Target(msgspec.Struct, frozen=True, gc=False):
     """How a request goes to one deployment."""
 
     model: str
@@ -54,7 +54,7 @@ class Target(msgspec.Struct, frozen=True):
     stream_usage: bool  # ask for usage in a stream
 
 
-class Failure(msgspec.Struct):
+class Failure(msgspec.Struct, gc=False):
     """An error as an upstream told it: in an error status, in a 200's body, or as a stream event."""
 
     status: int | None  # status named inside the body, if any
@@ -72,7 +72,7 @@ class Delta(msgspec.Struct, gc=False):
     tool_calls: int = 0
 
 
-class Event(msgspec.Struct):
+class Event(msgspec.Struct, gc=False):
     """One event of a stream. `raw` is exactly what came, blank line included."""
 
     raw: bytes
@@ -84,7 +84,7 @@ class Event(msgspec.Struct):
     failure: Failure | None = None
 
 
-class Answer(msgspec.Struct):
+class Answer(msgspec.Struct, gc=False):
     """A unary answer. Deltas hold the whole output of each choice."""
 
     deltas: list[Delta]

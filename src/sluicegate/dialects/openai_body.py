@@ -23,22 +23,22 @@ TOKENS_MAX = 10**9  # a reported count above it is no count
 _NOT_OUTPUT = frozenset({"type", "id", "index", "format", "signature", "data", "role", "annotations"})
 
 
-class _Called(Struct):
+class _Called(Struct, gc=False):
     name: str | None = None
     arguments: str | None = None
     input: str | None = None
 
 
-class _Call(Struct):
+class _Call(Struct, gc=False):
     function: _Called | None = None
     custom: _Called | None = None
 
 
-class _Audio(Struct):
+class _Audio(Struct, gc=False):
     transcript: str | None = None
 
 
-class _Output(Struct):
+class _Output(Struct, gc=False):
     """A delta, or a whole message."""
 
     content: str | None = None
@@ -51,7 +51,7 @@ class _Output(Struct):
     audio: _Audio | None = None
 
 
-class _Choice(Struct):
+class _Choice(Struct, gc=False):
     index: int = 0
     delta: _Output | None = None
     message: _Output | None = None
@@ -59,7 +59,7 @@ class _Choice(Struct):
     error: Any = None
 
 
-class Body(Struct):
+class Body(Struct, gc=False):
     """A chunk, or a whole answer."""
 
     choices: list[_Choice] | None = None

@@ -30,7 +30,7 @@ _decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
 _encode = msgspec.json.Encoder().encode
 
 
-class Head(Struct):
+class Head(Struct, gc=False):
     """What all chunks of one answer repeat."""
 
     id: str = ""

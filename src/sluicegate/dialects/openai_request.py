@@ -24,33 +24,33 @@ _Count = Annotated[int, Meta(ge=1, le=NUMBER_MAX)]
 _Choices = Annotated[int, Meta(ge=1, le=CHOICES_MAX)]
 
 
-class _Function(Struct):
+class _Function(Struct, gc=False):
     name: str | None = None
     arguments: str | dict[str, Any] | None = None  # an object where a client has decoded it: llama.cpp and vLLM accept that
 
 
-class _Custom(Struct):
+class _Custom(Struct, gc=False):
     name: str | None = None
     input: str | None = None
 
 
-class _Call(Struct):
+class _Call(Struct, gc=False):
     function: _Function | None = None
     custom: _Custom | None = None
 
 
-class _Url(Struct):
+class _Url(Struct, gc=False):
     url: str
 
 
-class _Part(Struct):
+class _Part(Struct, gc=False):
     type: str
     text: str | None = None
     refusal: str | None = None
     image_url: _Url | str | None = None
 
 
-class _Message(Struct):
+class _Message(Struct, gc=False):
     role: str
     content: str | list[_Part] | None = None
     name: str | None = None
@@ -63,37 +63,37 @@ class _Message(Struct):
     audio: dict[str, Any] | None = None  # an earlier answer, by its id
 
 
-class _StrictMessage(_Message, forbid_unknown_fields=True):
+class _StrictMessage(_Message, forbid_unknown_fields=True, gc=False):
     pass
 
 
-class _ToolFunction(Struct):
+class _ToolFunction(Struct, gc=False):
     name: str
 
 
-class _Tool(Struct):
+class _Tool(Struct, gc=False):
     type: str
     function: _ToolFunction | None = None
 
 
-class _StreamOptions(Struct):
+class _StreamOptions(Struct, gc=False):
     include_usage: bool | None = None
 
 
-class _Typed(Struct):
+class _Typed(Struct, gc=False):
     type: str
 
 
-class _Prediction(Struct):
+class _Prediction(Struct, gc=False):
     content: str | list[_Part] = ""
 
 
-class _Thinking(Struct):
+class _Thinking(Struct, gc=False):
     budget_tokens: _Count | None = None  # Anthropic's field, taken over by several vendors
     max_tokens: _Count | None = None  # OpenRouter's `reasoning.max_tokens`
 
 
-class _Settings(Struct):
+class _Settings(Struct, gc=False):
     """Everything but the messages."""
 
     model: Annotated[str, Meta(min_length=1, max_length=256)]
@@ -127,11 +127,11 @@ class _Settings(Struct):
     reasoning: _Thinking | bool | str | None = None
 
 
-class _Loose(_Settings, kw_only=True):
+class _Loose(_Settings, kw_only=True, gc=False):
     messages: Annotated[list[_Message], Meta(min_length=1)]
 
 
-class _Strict(_Settings, kw_only=True):
+class _Strict(_Settings, kw_only=True, gc=False):
     messages: Annotated[list[_StrictMessage], Meta(min_length=1)]
 
 
