@@ -23,10 +23,13 @@ import redis as redis_client
 from sluicegate import app
 from sluicegate.app import Worker
 from sluicegate.config.load import Loaded, load_text
+from sluicegate.core.estimate import FEW_USAGES, Figures
 from sluicegate.core.limits import Unit
+from sluicegate.core.meter import Meter
 from sluicegate.core.plan import Template
 from sluicegate.core.record import Record
 from sluicegate.core.tenants import Counter, Key
+from sluicegate.core.usage import Usage
 from sluicegate.http import server as http_server
 from sluicegate.ledger.contract import Ledger, LedgerUnavailable
 from sluicegate.mock import Mock, from_mapping
@@ -364,6 +367,16 @@ tenants:
 {more}"""
 
 
+def prove(worker: Worker) -> None:
+    """Usages enough of each deployment that its vocabulary is believed: before these, prompts are held by their bytes."""
+    key = next(iter(worker.gateway.policy.keys.values()))
+    figures = Figures(0, 0, 1, 0, 0, 0, 0, counted=1, in_tokens=True, text_bytes=3, framing=7)
+    for model in worker.gateway.policy.models.values():
+        for deployment in model.deployments:
+            for _ in range(FEW_USAGES if deployment.tokenizer else 0):
+                worker.learned.observe(figures, Usage(8, 0), Meter("", 1000), model=model, deployment=deployment, key=key, truncated=True)
+
+
 @contextlib.asynccontextmanager
 async def running(
     directory: Path,
@@ -383,6 +396,7 @@ async def running(
         with patch.object(app, "time_ms", clock or app.time_ms):
             serving = app.serving(loaded)
             worker, server = await serving.__aenter__()
+        prove(worker)
         bench = Bench(loaded, worker, server.port, mock)
         try:
             yield bench

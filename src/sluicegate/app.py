@@ -85,7 +85,7 @@ class Worker:
         self.metrics = Metrics(lambda model: model in self.gateway.policy.models)
         self.metrics.refresh = self._gauge
         access = access_log(config.log.access, loop)
-        self._learned = Learned()
+        self.learned = Learned()
         providers = {one.provider.name: one.provider for one in deployments(policy)}
         self._pools = {name: Pool(provider.base_url, ca_file=provider.ca_file) for name, provider in providers.items()}
         self._journal = Journal.open(config.journal, loop, _journal_state)
@@ -96,7 +96,7 @@ class Worker:
             self.ledger,
             self._outbox,
             self._pools,
-            self._learned,
+            self.learned,
             (self.metrics.observe,) if access is None else (self.metrics.observe, access),
             self._swept,
             lambda: f"req_{boot}{next(ids):08x}",
@@ -104,7 +104,7 @@ class Worker:
             time_ms,
             config.server.max_body,
         )
-        self._upkeep = Upkeep(self.gateway, self.ledger, self._learned, policy.budget.hold_ttl_ms, self._swept, loop.time)
+        self._upkeep = Upkeep(self.gateway, self.ledger, self.learned, policy.budget.hold_ttl_ms, self._swept, loop.time)
         self.metrics.journal = lambda: (self._outbox.backlog, self._journal.dropped)
         self._siblings = Siblings(Path(config.journal), self.metrics)
         self.surface = Surface(self.gateway, self.ledger, self.not_ready, self._siblings.scrape, self._may_scrape)

@@ -271,7 +271,7 @@ async def test_case_106_an_upstream_that_bills_more_than_it_shows_is_capped_from
     async with running(tmp_path, limits="[100k tokens/day]", extend=True, options=options) as bench:
         deployment = bench.loaded.policy.models["chat"].deployments[0]
         await bench.chat(stream=True, max_tokens=100)
-        learned = bench.worker._learned
+        learned = bench.worker.learned
         assert learned.exceeded(deployment)
         await bench.worker._upkeep.learn()
         assert (await bench.ledger.learned({"exceeded": {}}))["exceeded"] == {"mock/mock-chat": 1}

@@ -23,6 +23,7 @@ ENOUGH_USAGES = 200  # before that, a deployment's ratios are not trusted
 FEW_USAGES = 8  # before that, a vocabulary that was named is not trusted to be the provider's
 ENOUGH_SAMPLES = 50  # before that, a histogram has no p95
 LAST_INPUTS, LAST_OUTPUTS = 1000, 200
+HIDDEN_FLAT = 16  # tokens of an answer that need not show in it
 SHORT_TEXT = 256  # bytes; below it what a provider adds to every prompt outweighs the text, and a ratio says nothing
 PAIRS_MAX = 4096  # histograms kept: one per (model, tenant) and model, the oldest forgotten first
 EXACT_MAX = 2**53  # rate times tokens must stay below: what a double holds exactly
@@ -175,13 +176,17 @@ class Learned:
             bucket = bucket_of(-(-written // figures.choices))
             for name in self._tables(model, key):
                 (self._outputs.get(name) or self._new(name)).add(bucket)
-        if written and meter.counted:
-            (known.event_factor if meter.by_event else known.factor).add(-(-written * 1000 // meter.counted))
+        if not deployment.visible:
+            return False
         # Where events can be metered, text alone proves nothing: the vocabulary may be another one than the model's.
-        judged = deployment.visible and meter.by_event == deployment.provider.token_per_event
-        if judged and 10 * written > 11 * meter.seen + 160 and deployment.id not in self._exceeded:
+        judged = meter.by_event == deployment.provider.token_per_event
+        if judged and 10 * written > 11 * meter.seen + 10 * HIDDEN_FLAT:
+            capped = deployment.id not in self._exceeded
             self._exceeded.add(deployment.id)
-            return True
+            return capped
+        # A few tokens that every answer has beside its text (its end, say) are no factor: a short answer would make one of them.
+        if written > HIDDEN_FLAT and meter.counted:
+            (known.event_factor if meter.by_event else known.factor).add(-(-(written - HIDDEN_FLAT) * 1000 // meter.counted))
         return False
 
     def _observe_input(self, known: _Known, figures: Figures, reported: int) -> None:

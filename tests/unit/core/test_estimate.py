@@ -298,24 +298,30 @@ def test_memory_is_bounded() -> None:
 
 
 def test_factor() -> None:
-    """The meter is multiplied by the largest reported/metered of the last 200 usages, never by less than 1."""
+    """The meter is multiplied by the largest reported/metered of the last 200 usages, never by less than 1; 16 tokens may be hidden in each."""
     learned = Learned()
-    assert learned.factor_milli(PLAIN) == 1000
-    observe(learned, Usage(100, 40), seen=100)
-    assert learned.factor_milli(PLAIN) == 1000
-    observe(learned, Usage(100, 115), seen=100)
-    assert learned.factor_milli(PLAIN) == 1150
-    observe(learned, Usage(100, 90), seen=100, times=200)
-    assert learned.factor_milli(PLAIN) == 1000
+    assert learned.factor_milli(EXTENDED) == 1000
+    observe(learned, Usage(100, 40), deployment=EXTENDED, seen=100)
+    assert learned.factor_milli(EXTENDED) == 1000
+    observe(learned, Usage(100, 1096), deployment=EXTENDED, seen=1000)
+    assert learned.factor_milli(EXTENDED) == 1080
+    observe(learned, Usage(100, 90), deployment=EXTENDED, seen=100, times=200)
+    assert learned.factor_milli(EXTENDED) == 1000
+
+
+@pytest.mark.parametrize(("deployment", "billed"), [(EXTENDED, 2), (EXTENDED, 17), (EXTENDED, 2000), (PLAIN, 17), (PLAIN, 2000)])
+def test_one_answer_with_hidden_tokens_makes_no_factor(deployment: Deployment, billed: int) -> None:
+    """What one short answer bills beside its text, an end or a whole reasoning, is charged to no other answer."""
+    learned = Learned()
+    observe(learned, Usage(100, billed), deployment=deployment, seen=1)
+    assert learned.factor_milli(deployment) == 1000
 
 
 def test_events_have_a_factor_of_their_own() -> None:
     """What text is billed beyond its count says nothing of what events are, nor the other way round."""
     learned = Learned()
-    observe(learned, Usage(100, 150), deployment=BY_EVENT, seen=100)
+    observe(learned, Usage(100, 166), deployment=BY_EVENT, seen=100)
     assert (learned.factor_milli(BY_EVENT), learned.factor_milli(BY_EVENT, by_event=True)) == (1500, 1000)
-    observe(learned, Usage(100, 2), deployment=BY_EVENT, seen=1, by_event=True)
-    assert (learned.factor_milli(BY_EVENT), learned.factor_milli(BY_EVENT, by_event=True)) == (1500, 2000)
 
 
 def test_where_events_can_be_counted_they_judge() -> None:

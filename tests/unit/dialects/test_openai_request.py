@@ -69,7 +69,8 @@ def test_every_text_is_counted() -> None:
         response_format={"type": "json_schema", "json_schema": {"name": "s"}},
     )
     assert request.texts == [
-        *("t1", "t2", "t3", "ann", 'look{"q":1}', "no", "hmm", "old{}", "shls", "t4"),
+        *("t1\nt2", "t3", "ann", '[{"id":"c1","type":"function","function":{"name":"look","arguments":"{\\"q\\":1}"}}]', "no", "hmm"),
+        *('{"name":"old","arguments":"{}"}', '[{"id":"c2","type":"custom","custom":{"name":"sh","input":"ls"}}]', "t4", "c1"),
         '[{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]',
         '[{"name": "old"}]',
         '{"type": "json_schema", "json_schema": {"name": "s"}}',
@@ -77,23 +78,88 @@ def test_every_text_is_counted() -> None:
     assert request.messages == 6
 
 
-def test_arguments_as_an_object_are_counted() -> None:
-    """Servers that accept decoded arguments read them all the same."""
-    request = read(messages=[{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {"q": "text"}}}]}])
-    assert request.texts == ['f{"q":"text"}']
-
-
 @pytest.mark.parametrize("message", [{"content": None}, {}])
 def test_content_may_be_absent_beside_tool_calls(message: dict[str, Any]) -> None:
     """An assistant message with calls needs no content (case 76)."""
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-    assert read(messages=[USER, {"role": "assistant", "tool_calls": [call], **message}]).texts == ["hi", "f{}"]
+    counted = '[{"id":"c","type":"function","function":{"name":"f","arguments":"{}"}}]'
+    assert read(messages=[USER, {"role": "assistant", "tool_calls": [call], **message}]).texts == ["hi", counted]
 
 
-def test_unknown_text_is_counted() -> None:
-    """Text in fields that the gateway does not know may reach the model through a chat template, so it counts."""
-    request = read(messages=[{**USER, "thought": "long", "score": 1}], documents=["d"], top_k=5, flag=True, nothing=None)
-    assert request.texts == ['"long"', "hi", '["d"]']
+def test_answers_given_back_are_usual_messages() -> None:
+    """What SDKs send back of an earlier answer, with all its empty fields, counts as its text alone."""
+    empty = {"refusal": None, "annotations": [], "audio": None, "function_call": None, "tool_calls": None}
+    assert read(messages=[USER, {"role": "assistant", "content": "yes", **empty}, USER]).texts == ["hi", "yes", "hi"]
+
+
+MUCH = "x" * 30_000
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+SMUGGLED: list[dict[str, Any]] = [
+    {"role": MUCH, "content": "a"},
+    {"role": "tool", "content": "a", "tool_call_id": MUCH},
+    {"role": "user", "content": "a", "name": MUCH},
+    {"role": "user", "content": "a", "thought": MUCH},
+    {"role": "user", "content": "a", "Content": MUCH},
+    {"role": "user", "content": "a", "thought": [[[["["] * 10_000]]]},
+    {"role": "user", "content": "a", "thought": {MUCH: 1}},
+    {"role": "user", "content": "a", "thought": int("1" * 4000), "more": [1.5] * 10_000},
+    {"role": "user", "content": "a", "reasoning_details": [{"type": "reasoning.text", "text": MUCH}]},
+    {"role": "user", "content": "a", "annotations": [{"type": "url_citation", "title": MUCH}]},
+    {"role": "assistant", "tool_calls": [CALL | {"id": MUCH}]},
+    {"role": "assistant", "tool_calls": [CALL | {"type": MUCH}]},
+    {"role": "assistant", "tool_calls": [CALL | {"extra": MUCH}]},
+    {"role": "assistant", "tool_calls": [CALL | {"function": {"name": "f", "arguments": "{}", "description": MUCH}}]},
+    {"role": "assistant", "tool_calls": [CALL | {"function": {"name": "f", "arguments": {"q": MUCH}}}]},
+    {"role": "assistant", "tool_calls": [CALL | {"function": {"name": MUCH, "arguments": "{}"}}]},
+    {"role": "assistant", "tool_calls": [{"type": "custom", "custom": {"name": "f", "input": "", "format": MUCH}}]},
+    {"role": "assistant", "tool_calls": [{"function": {"name": "", "arguments": ""}}] * 1000},
+    {"role": "assistant", "function_call": {"name": "f", "arguments": "{}", "extra": MUCH}},
+    {"role": "user", "content": [{"type": "text", "text": "a", "cache_control": {"type": MUCH}}]},
+    {"role": "user", "content": [{"type": "text", "text": "a", "refusal": MUCH}]},
+    {"role": "user", "content": [{"type": "text", "text": "a", "image_url": {"url": "u", "alt": MUCH}}]},
+    {"role": "user", "content": [{"type": "image_url", "image_url": "u", "text": MUCH}]},
+    {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "u", "detail": MUCH}}]},
+    {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "u", "caption": MUCH}}]},
+    {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "u"}, "caption": MUCH}]},
+    {"role": "user", "content": [{"type": "refusal", "refusal": MUCH}]},
+    {"role": "user", "content": [{"type": "text", "text": ""}] * 20_000},
+]
+
+
+@pytest.mark.parametrize("message", SMUGGLED)
+def test_whatever_a_template_could_render_is_counted(message: dict[str, Any]) -> None:
+    """Every part of a message counts as text, wherever it is: some chat template puts it before the model."""
+    request = read(messages=[USER, message])
+    assert request.unbounded or sum(map(len, request.texts)) >= 19_900
+
+
+@pytest.mark.parametrize("name", ["reasoning_effort", "tool_choice", "function_call", "verbosity", "thinking", "reasoning", "documents"])
+@pytest.mark.parametrize("value", [MUCH, {"type": MUCH}])
+def test_long_settings_are_counted(name: str, value: Any) -> None:
+    """A setting that is longer than any usual one is text: templates render the effort, the choice of a tool, and fields of their own."""
+    assert sum(map(len, read(**{name: value}).texts)) >= 30_000
+    assert read(reasoning_effort="minimal", tool_choice="required", verbosity="low", reasoning={"effort": "high"}).texts == ["hi"]
+
+
+def test_a_schema_beside_a_json_object_is_counted() -> None:
+    """Some providers put the schema before the model whatever the type of the response format is."""
+    assert read(response_format={"type": "json_object"}).texts == ["hi"]
+    assert len(read(response_format={"type": "json_object", "schema": {"title": MUCH}}).texts[1]) > 30_000
+
+
+def test_only_unusual_messages_are_counted_as_json() -> None:
+    """An unknown field makes its own message's frame count, not those of the others, and text in it counts once."""
+    request = read(messages=[USER, {**USER, "content": "ho", "thought": "long", "score": 1}, USER], documents=["d"], top_k=5, flag=True, nothing=None)
+    assert request.texts == ["hi", "ho", '{"role":"user","thought":"long","score":1}', "hi", '["d"]']
+
+
+def test_images_in_unusual_parts_are_no_text_either() -> None:
+    """A field beside an image counts, its data does not."""
+    url = "data:image/png;base64," + "A" * 100_000
+    parts = [{"type": "image_url", "image_url": {"url": url, "x": 1}, "cache_control": {"type": "ephemeral"}}, {"type": "image_url", "image_url": url}]
+    request = read(messages=[{"role": "user", "content": [*parts, {"type": "text", "text": "see", "y": 1}]}])
+    assert (request.images, request.texts[0]) == (2, "see")
+    assert len(request.texts[1]) < 250
 
 
 def test_images_are_no_text() -> None:
@@ -118,11 +184,80 @@ def test_images_are_no_text() -> None:
         {"tools": [{"type": "web_search"}]},
         {"web_search_options": {}},
         {"plugins": [{"id": "web"}]},
+        {"previous_response_id": "resp_1"},
+        {"conversation": "conv_1"},
+        {"conversation": {"id": "conv_1"}},
+        {"prompt": {"id": "pmpt_1", "version": "2"}},
+        {"data_sources": [{"type": "azure_search"}]},
+        {"dataSources": [{"type": "AzureCognitiveSearch"}]},
+        {"search_parameters": {"mode": "auto"}},
+        {"search_parameters": {}},
+        {"enable_search": True},
+        {"Enable_Search": True},
+        {"web_search": True},
+        {"search_domain_filter": ["x"]},
+        {"deep_research_mode": 1},
+        {"file_ids": ["file-1"]},
+        {"files": [{"id": 1}]},
+        {"retrieval": True},
+        {"retrieval_options": {"k": 5}},
+        {"knowledge_base_id": "kb"},
+        {"connectors": ["c"]},
+        {"mcp_servers": [{"url": "u"}]},
+        {"vector_store_ids": ["v"]},
+        {"assistant_id": "a"},
+        {"thread_id": "a"},
+        {"preset": "p"},
+        {"memory": {"id": 1}},
+        {"chat_template": "{% for i in range(99999) %}x{% endfor %}"},
+        {"extra_body": {"google": {"cached_content": "c"}}},
+        {"extra_body": {"enable_search": True}},
     ],
 )
 def test_content_elsewhere_is_unbounded(fields: dict[str, Any]) -> None:
-    """What is not in the body cannot be counted by it (case 128)."""
+    """What is not in the body, or what the provider makes of it, cannot be counted by it (case 128)."""
     assert read(**fields).unbounded
+
+
+@pytest.mark.parametrize("nothing", [None, False, "", []])
+@pytest.mark.parametrize("name", ["previous_response_id", "enable_search", "data_sources", "plugins", "background", "files"])
+def test_nothing_asked_for_is_bounded(name: str, nothing: Any) -> None:
+    """Null, false and what is empty ask for nothing."""
+    assert read(**{name: nothing}).unbounded == ""
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"use_beam_search": True},
+        {"prompt": "text"},
+        {"include_stop_str_in_output": True},
+        {"chat_template_kwargs": {"enable_thinking": False}},
+        {"documents": [{"title": "t", "search": "s"}]},
+        {"guided_json": {"properties": {"search": {}}}},
+        {"extra_body": {"google": {"thinking_config": {"include_thoughts": True}}}},
+        {"metadata": {"conversation": "c"}},
+    ],
+)
+def test_other_fields_are_bounded(fields: dict[str, Any]) -> None:
+    """Names that say nothing of a search or a store, and names inside what is only data."""
+    assert read(**fields).unbounded == ""
+
+
+@pytest.mark.parametrize("value", [True, "yes", 1, {}])
+def test_background_is_refused(value: Any) -> None:
+    """An answer that nobody waits for could not be settled."""
+    assert refused(body(background=value)).param == "background"
+
+
+def test_a_lone_surrogate_is_replaced() -> None:
+    """Python's json writes half a pair as an escape; here and upstream it is U+FFFD. Pairs and escaped backslashes stay as they are."""
+    raw = rb'{"model":"chat","messages":[{"role":"user","content":"a\uD800b\ud83d\ude00\\ud800\uDE00","x":"\ud83d"}]}'.replace(b"\\u", b"\u")
+    raw = raw.replace(b"\\\ud800", b"\\ud800")
+    request = read_request(raw)
+    assert request.texts[0] == "a\ufffdb\U0001f600\\ud800\ufffd"
+    assert sent(request)["messages"][0]["content"] == request.texts[0]
+    assert refused(b'{"model":"\\ud800').message.startswith("The body is not valid JSON")
 
 
 @pytest.mark.parametrize(
@@ -221,6 +356,9 @@ def test_impossible_caps(name: str, cap: Any) -> None:
         ({"response_format": "json"}, "response_format"),
         ({"thinking": {"budget_tokens": -1}}, "thinking.budget_tokens"),
         ({"models": ["a", "b"]}, "models"),
+        ({"Background": True}, "Background"),
+        ({"extra_body": {"max_tokens": 100_000}}, "extra_body"),
+        ({"extra_body": {"google": {"n": 5}}}, "extra_body"),
         ({"Max_Tokens": 100_000}, "Max_Tokens"),
         ({"MAX_TOKENS": 100_000}, "MAX_TOKENS"),
         ({"max_to\u212aens": 100_000}, "max_to\u212aens"),
