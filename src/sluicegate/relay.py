@@ -32,6 +32,7 @@ PATIENCE_S = 0.05  # with a ledger that does not answer, once the grant is at it
 OVERSHOOT_MILLI, OVERSHOOT_FLAT = 1100, 16  # an upstream beyond 1.1 x its cap + 16 tokens is not believed any longer
 
 PACE_S = 0.1  # over which a stream's pace is taken
+SILENCE_S = 0.25  # after which an upstream is taken to go on producing what does not arrive
 PACE_FIRST_S = 0.01  # the first estimate; until then all that was seen is taken to have come within it
 
 End = Literal["open", "complete", "truncated", "died"]
@@ -53,17 +54,24 @@ WriteEvent = Callable[[Event, bool], bytes]  # (event, hide_usage); b"" drops it
 class Pace:
     """How fast a stream comes. `rate` is in tokens per second, 0 until it is known: rises at once, falls slowly."""
 
-    __slots__ = ("_marked_at", "_marked_seen", "_seen", "_stop_lag_s", "rate")
+    __slots__ = ("_marked_at", "_marked_seen", "_read_at", "_seen", "_stop_lag_s", "rate")
 
     def __init__(self, stop_lag_ms: int) -> None:
         self.rate = 0.0
         self._stop_lag_s = stop_lag_ms / 1000
         self._marked_at = 0.0
         self._marked_seen = 0
+        self._read_at = 0.0
         self._seen = 0
 
+    def unseen(self, now: float) -> int:
+        """Output that an upstream which has fallen silent may have produced meanwhile: a network that stalls stops nobody from generating."""
+        silence_s = now - self._read_at
+        return ceil(self.rate * silence_s) if silence_s >= SILENCE_S else 0
+
     def saw(self, seen: int, now: float) -> None:
-        """Takes note of the output so far."""
+        """Takes note of a read, with the output so far."""
+        self._read_at = now
         self._seen = seen
         elapsed = now - self._marked_at
         if not self._marked_at:
@@ -210,6 +218,7 @@ class Relay:
         self._unsent = 0
         self._taken_at = 0.0
         self._drain: asyncio.Future[None] | None = None  # a slow client is waited for
+        self._watching: asyncio.TimerHandle | None = None
         if growth is not None:
             growth.on_answer = self._advance
 
@@ -219,7 +228,8 @@ class Relay:
 
     def margin(self) -> int:
         """What a stream that was closed may have produced beyond what was seen."""
-        return self._pace.margin(self._meter.largest, self._clock())
+        now = self._clock()
+        return self._pace.margin(self._meter.largest, now) + self._pace.unseen(now)
 
     async def first(self) -> None:
         """Reads until there is something to forward, or until it is clear that there is nothing: `failure`, `error` or an early end."""
@@ -233,10 +243,14 @@ class Relay:
         """Relays to the end. The response has been started."""
         self._flowing = True
         self._flush()
+        if self._growth is not None:
+            self._watch()
         while self.ended == "open":
             if self._unsent:
                 await self._slow_client()
             await self._read()
+        if self._watching is not None:
+            self._watching.cancel()
 
     def cut(self, why: Why) -> None:
         """Closes the upstream at once; what is not covered is not delivered."""
@@ -244,6 +258,20 @@ class Relay:
         self._waiting.clear()
         self.truncated = why
         self.ended = "truncated"
+
+    def _watch(self) -> None:
+        """Every SILENCE_S of an extended stream: the grant must stay ahead of what may be produced unseen, too."""
+        growth, now = self._growth, self._clock()
+        if growth is None or self.ended != "open" or self._done:
+            return
+        unseen = self._pace.unseen(now)
+        if unseen:
+            seen = min(self._meter.seen + unseen, growth.want)
+            growth.saw(seen, self._meter.largest, now)
+            if why := growth.runs_out(seen, self._meter.largest, now):
+                self.cut(why)
+                return
+        self._watching = asyncio.get_running_loop().call_later(SILENCE_S, self._watch)
 
     async def _read(self) -> None:
         if self._done and self._growth is not None and self._growth.asking is not None:
@@ -257,6 +285,7 @@ class Relay:
                 self.ended, self.error = "died", error
         else:
             self._absorb(self.reader.feed(data) if data else self.reader.end())
+            self._pace.saw(self._meter.seen, self._clock())
             if not data and not self._done and self.ended == "open":
                 self._done = len(self.finishes) >= self._choices
                 if not self._done:
@@ -309,7 +338,6 @@ class Relay:
     def _advance(self) -> None:
         """After new bytes or an answer of the ledger: keeps the grant ahead of the stream, releases what is covered, ends what must end."""
         growth, meter, now = self._growth, self._meter, self._clock()
-        self._pace.saw(meter.seen, now)
         if self.ended != "open":
             self._flush()
             return

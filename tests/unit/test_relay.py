@@ -8,6 +8,7 @@ from collections.abc import Collection
 
 import pytest
 
+from sluicegate import relay as relay_module
 from sluicegate.core.claims import Reply
 from sluicegate.core.meter import Meter
 from sluicegate.dialects import openai_chat
@@ -399,6 +400,34 @@ def test_before_the_pace_is_known_everything_is_taken_to_have_come_at_once() -> 
     pace.saw(1300, 50.0625)
     assert pace.margin(10, 60.0) == 10 + 2016
     assert pace.lookahead(10, 0) == pytest.approx(10 + 3024, abs=1)
+
+
+async def test_a_stream_that_falls_silent_is_taken_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """100 tokens a second and then nothing: the hold grows with what may be on its way, and where it cannot, the upstream is closed in time."""
+    monkeypatch.setattr(relay_module, "SILENCE_S", 0.01)
+    stage = Stage(granted=100, want=1000)
+    for _ in range(4):
+        await stage.feed(text(10))
+        stage.now += 0.1
+    stage.now += 0.2  # 30 tokens may be on their way: 70 of 100 are used up
+    await asyncio.sleep(0.05)
+    assert stage.asks and stage.relay.ended == "open"
+    await stage.refuse()
+    stage.now += 0.2
+    await asyncio.sleep(0.05)
+    relay = await stage.ended()
+    assert (relay.truncated, stage.call.closed) == ("budget", True)
+    assert 50 <= relay.margin() <= 70  # what may have been produced unseen is charged
+
+
+async def test_a_stream_that_is_covered_may_be_silent() -> None:
+    """Silence alone ends nothing, and asks for nothing where all is held."""
+    stage = Stage(granted=1000, want=1000)
+    await stage.feed(text(10))
+    stage.now += 60
+    stage.relay._watch()
+    await stage.feed(text(10), STOP, DONE)
+    assert ((await stage.ended()).ended, stage.asks) == ("complete", [])
 
 
 async def test_a_refusal_may_be_taken_back() -> None:

@@ -23,6 +23,7 @@ ENOUGH_USAGES = 200  # before that, a deployment's ratios are not trusted
 FEW_USAGES = 8  # before that, a vocabulary that was named is not trusted to be the provider's
 ENOUGH_SAMPLES = 50  # before that, a histogram has no p95
 LAST_INPUTS, LAST_OUTPUTS = 1000, 200
+ADDED_MAX = 4096  # tokens that a provider may add to a prompt, a system prompt of its own say; a token is a byte at least
 HIDDEN_FLAT = 16  # tokens of an answer that need not show in it
 SHORT_TEXT = 256  # bytes; below it what a provider adds to every prompt outweighs the text, and a ratio says nothing
 PAIRS_MAX = 4096  # histograms kept: one per (model, tenant) and model, the oldest forgotten first
@@ -191,6 +192,8 @@ class Learned:
 
     def _observe_input(self, known: _Known, figures: Figures, reported: int) -> None:
         text_tokens = max(0, reported - figures.framing)
+        if text_tokens > figures.text_bytes + ADDED_MAX:
+            return  # not believed: one absurd report would shut everybody out, since no other could then push it out again
         long = figures.text_bytes >= SHORT_TEXT
         if figures.in_tokens:
             if long:

@@ -141,6 +141,15 @@ def test_what_a_provider_adds_is_added() -> None:
     assert figures(learned).input_bound == 138 + 51 + 7
 
 
+@pytest.mark.parametrize("deployment", [PLAIN, TOKENS])
+@pytest.mark.parametrize("asked", [request("hi"), request()])
+def test_absurd_reports_teach_nothing(deployment: Deployment, asked: Request) -> None:
+    """More tokens than bytes, and a large system prompt beside them, are not believed: they would shut out everybody else for ever."""
+    learned = Learned()
+    observe(learned, Usage(10**9, 5), asked=asked, deployment=deployment, times=300)
+    assert figures(learned, asked, deployment).input_bound == figures(None, asked, deployment).input_bound
+
+
 def test_overhead_beyond_the_vocabulary() -> None:
     """With a vocabulary, what was reported beyond the count is added to the bound, not to the estimate."""
     learned = Learned()
