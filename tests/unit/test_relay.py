@@ -417,7 +417,7 @@ async def test_a_stream_that_falls_silent_is_taken_to_go_on(monkeypatch: pytest.
     await asyncio.sleep(0.05)
     relay = await stage.ended()
     assert (relay.truncated, stage.call.closed) == ("budget", True)
-    assert 50 <= relay.margin() <= 70  # what may have been produced unseen is charged
+    assert 50 <= relay.margin() <= 80  # what may have been produced unseen is charged
 
 
 async def test_a_stream_that_is_covered_may_be_silent() -> None:
