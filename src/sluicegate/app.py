@@ -121,7 +121,10 @@ class Worker:
         except LedgerUnavailable as error:
             log.warning("ledger state", **{"from": "unknown", "to": "away", "reason": str(error)})
             self._upkeep.seen_at -= LEDGER_AWAY_S
-        await self._siblings.start()
+        try:
+            await self._siblings.start()
+        except OSError as error:  # a gateway without the others' figures is better than none
+            log.warning("metrics of other workers cannot be had", reason=str(error))
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self._upkeep.run()), loop.create_task(self._outbox.run())]
 

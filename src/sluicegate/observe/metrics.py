@@ -235,6 +235,7 @@ class Siblings:
             raise OSError(f"path too long for a Unix socket ({SOCKET_PATH_MAX} bytes): {self._path}")
         self._path.unlink(missing_ok=True)  # of a dead worker with our pid
         self._server = await asyncio.start_unix_server(self._serve, self._path)
+        await asyncio.gather(*map(_ask, self._others()))  # removes the sockets of workers that were killed
 
     async def stop(self) -> None:
         """Closes and removes our socket."""
@@ -245,11 +246,13 @@ class Siblings:
     async def scrape(self) -> bytes:
         """The text of all workers together."""
         total = _decode(_encode(self._metrics.counts()))  # a copy, to add to
-        others = [path for path in self._directory.glob("worker-*.sock") if path != self._path]
-        for counts in await asyncio.gather(*map(_ask, others)):
+        for counts in await asyncio.gather(*map(_ask, self._others())):
             if counts is not None:
                 total.add(counts)
         return render(total)
+
+    def _others(self) -> list[Path]:
+        return [path for path in self._directory.glob("worker-*.sock") if path != self._path]
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(_encode(self._metrics.counts()))

@@ -276,3 +276,18 @@ def test_histograms_of_other_bounds_are_left_out() -> None:
     theirs.observe(1)
     ours.add(theirs)
     assert sum(ours.counts) == 0
+
+
+async def test_sockets_of_killed_workers_are_removed_at_the_next_start(tmp_path: Path) -> None:
+    """A worker that was killed leaves its socket; whoever starts next removes it, and leaves those of the living."""
+    dead = socket.socket(socket.AF_UNIX)
+    dead.bind(str(tmp_path / "worker-1.sock"))
+    dead.close()
+    living = await asyncio.start_unix_server(lambda _reader, writer: writer.close(), tmp_path / "worker-2.sock")
+    siblings = Siblings(tmp_path, Metrics(lambda _model: True))
+    await siblings.start()
+    try:
+        assert sorted(path.name for path in tmp_path.glob("*.sock")) == sorted([f"worker-{os.getpid()}.sock", "worker-2.sock"])
+    finally:
+        await siblings.stop()
+        living.close()
