@@ -182,6 +182,13 @@ UNBOUNDED: list[dict[str, Any]] = [
     {"web_search_options": {}},
     {"plugins": [{"id": "web"}]},
     {"tools": [{"type": "web_search"}]},
+    {"previous_response_id": "resp_1"},
+    {"prompt": {"id": "pmpt_1"}},
+    {"conversation": "conv_1"},
+    {"data_sources": [{"type": "azure_search", "parameters": {}}]},
+    {"search_parameters": {"mode": "on"}},
+    {"enable_search": True},
+    {"file_ids": ["file-1"]},
 ]
 
 
@@ -197,6 +204,39 @@ async def test_case_128_content_that_is_not_in_the_request(tmp_path: Path, field
         assert answer.code == "200"
         assert json.loads(bench.mock.calls[-1].body)["max_tokens"] == 500
         assert (await bench.chat(**fields)).code == "budget_exceeded"
+
+
+async def test_case_128_nobody_waits_for_background_answers(tmp_path: Path) -> None:
+    """A 400 that says so; asked for with false, it is an ordinary request."""
+    async with running(tmp_path, limits="[2000 tokens/day]") as bench:
+        (error,) = await refuses(bench, [ROOT | {"background": True}])
+        assert (error["param"], "'background' is not supported" in error["message"]) == ("background", True)
+        assert (await bench.chat(background=False)).code == "200"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "x" * 30_000, "content": "a"},
+        {"role": "tool", "content": "a", "tool_call_id": "x" * 30_000},
+        {"role": "assistant", "tool_calls": [{"id": "x" * 30_000, "type": "function", "function": {"name": "f", "arguments": "{}"}}]},
+        {"role": "assistant", "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": "{}", "x": "x" * 30_000}}]},
+        {"role": "user", "content": [{"type": "text", "text": "a", "cache_control": {"type": "x" * 30_000}}]},
+    ],
+)
+async def test_text_hidden_in_a_message_is_held(tmp_path: Path, message: dict[str, Any]) -> None:
+    """30,000 characters do not pass as a handful of tokens, wherever in a message they are: templates render roles, ids and what they do not know."""
+    async with running(tmp_path, limits="[2000 tokens/lifetime]") as bench:
+        (error,) = await refuses(bench, [ROOT | {"messages": [message]}])
+        assert error["code"] == "request_too_large"
+
+
+async def test_half_a_surrogate_pair_is_replaced(tmp_path: Path) -> None:
+    """Python's json writes a broken emoji as an escape; the upstream gets the replacement character, and the client its answer."""
+    async with running(tmp_path, limits="[2000 tokens/day]") as bench:
+        bench.whole = False
+        assert (await bench.chat(messages=[{"role": "user", "content": "a\ud800b"}])).code == "200"
+        assert json.loads(bench.mock.calls[-1].body)["messages"][0]["content"] == "a\ufffdb"
 
 
 async def test_case_120_a_text_where_a_list_belongs() -> None:

@@ -6,65 +6,29 @@ upstreams would obey it) is a `BadRequest` that names the field. Choices made he
 
 - A cap of 0 or below, -1 included, a fraction, a string or a boolean is refused; null is absent. Of several caps the largest is held, one is sent.
 - A field given twice: the last one counts, here and upstream, since only that one is sent.
-- Text that the gateway does not know (an unknown field that holds a string, an object or an array) is counted as it stands.
+- All that a chat template could put before the model counts as text. A message of the usual shape counts by its texts, calls with the JSON that
+  frames them; of any other, what is not content counts as the JSON that it came in. Unknown fields and overlong settings count as they stand.
+- What the provider fetches or keeps for itself (searches, stored prompts, earlier answers, files) makes the input unbounded. Such fields are known by
+  the words in their names, so that one which no list has yet is caught; a boolean of another name asks for no input.
+- `background` is refused: an answer that nobody waits for could not be settled.
+- Half a surrogate pair, which Python's json writes, is read and sent as U+FFFD: few upstreams would take it.
 - Only `BadRequest` is ever raised.
 """
 
+import re
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Raw, Struct
 
 from sluicegate.dialects.form import BadRequest, Request, Target
+from sluicegate.dialects.openai_messages import AnyMessage, AnyPart, Content, Message
 
 CHOICES_MAX = 128  # OpenAI's own maximum of `n`
 NUMBER_MAX = 2**53 - 1
 
 _Count = Annotated[int, Meta(ge=1, le=NUMBER_MAX)]
 _Choices = Annotated[int, Meta(ge=1, le=CHOICES_MAX)]
-
-
-class _Function(Struct, gc=False):
-    name: str | None = None
-    arguments: str | dict[str, Any] | None = None  # an object where a client has decoded it: llama.cpp and vLLM accept that
-
-
-class _Custom(Struct, gc=False):
-    name: str | None = None
-    input: str | None = None
-
-
-class _Call(Struct, gc=False):
-    function: _Function | None = None
-    custom: _Custom | None = None
-
-
-class _Url(Struct, gc=False):
-    url: str
-
-
-class _Part(Struct, gc=False):
-    type: str
-    text: str | None = None
-    refusal: str | None = None
-    image_url: _Url | str | None = None
-
-
-class _Message(Struct, gc=False):
-    role: str
-    content: str | list[_Part] | None = None
-    name: str | None = None
-    tool_calls: list[_Call] | None = None
-    tool_call_id: str | None = None
-    function_call: _Function | None = None
-    refusal: str | None = None
-    reasoning: str | None = None
-    reasoning_content: str | None = None
-    audio: dict[str, Any] | None = None  # an earlier answer, by its id
-
-
-class _StrictMessage(_Message, forbid_unknown_fields=True, gc=False):
-    pass
 
 
 class _ToolFunction(Struct, gc=False):
@@ -85,7 +49,7 @@ class _Typed(Struct, gc=False):
 
 
 class _Prediction(Struct, gc=False):
-    content: str | list[_Part] = ""
+    content: str | list[AnyPart] = ""
 
 
 class _Thinking(Struct, gc=False):
@@ -127,31 +91,44 @@ class _Settings(Struct, gc=False):
     reasoning: _Thinking | bool | str | None = None
 
 
-class _Loose(_Settings, kw_only=True, gc=False):
-    messages: Annotated[list[_Message], Meta(min_length=1)]
+class _Usual(_Settings, kw_only=True, gc=False):
+    messages: Annotated[list[Message], Meta(min_length=1)]
 
 
-class _Strict(_Settings, kw_only=True, gc=False):
-    messages: Annotated[list[_StrictMessage], Meta(min_length=1)]
+class _Any(_Settings, kw_only=True, gc=False):
+    messages: Annotated[list[AnyMessage], Meta(min_length=1)]
 
 
 # Names under which some upstream reads a cap, or a number of answers. llama.cpp lets `n_predict` win over `max_tokens`, and takes `n_cmpl` for `n`.
 _CAPS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "max_new_tokens", "n_predict")
-_ACTED_ON = frozenset(_Strict.__struct_fields__)
-# Known fields that put no text before the model (or whose text is counted by name below).
-_KNOWN = _ACTED_ON | {
-    "audio", "function_call", "metadata", "min_p", "prompt_cache_key", "prompt_cache_retention", "provider", "reasoning_effort", "repetition_penalty",
-    "safety_identifier", "service_tier", "store", "tool_choice", "top_k", "transforms", "usage", "verbosity",
+_MULTIPLIED = frozenset((*_CAPS, "n", "best_of", "n_cmpl"))
+_ACTED_ON = frozenset((*_Usual.__struct_fields__, "background"))
+# Settings that some template puts before the model: text if longer than any usual one.
+_RENDERED = frozenset(("function_call", "reasoning", "reasoning_effort", "thinking", "tool_choice", "verbosity"))
+_SETTING_BYTES = 64
+# Fields that put no text before the model (or whose text is counted by name below).
+_SILENT = frozenset(_Usual.__struct_fields__) - _RENDERED | {
+    "audio", "metadata", "min_p", "prompt_cache_key", "prompt_cache_retention", "provider", "repetition_penalty", "safety_identifier", "service_tier",
+    "store", "top_k", "transforms", "usage",
 }  # fmt: skip
-_ELSEWHERE = ("web_search_options", "plugins")  # the provider fetches input of its own
+# Words in the names of fields by which the provider gets input of its own, without separators; and whole names.
+_FETCHING = (
+    "agentid", "assistantid", "cachedcontent", "connector", "conversation", "datasource", "fileid", "grounding", "knowledge", "mcp", "plugin",
+    "previous", "promptid", "retriev", "search", "sessionid", "threadid", "vectorstore",
+)  # fmt: skip
+_FETCHING_NAMES = frozenset(("chattemplate", "container", "files", "memory", "preset", "rag"))
+_ABSENT = frozenset((b"null", b"false", b'""', b"[]"))  # an empty object asks for the defaults
 
-_decode_strict = msgspec.json.Decoder(_Strict).decode
-_decode_loose = msgspec.json.Decoder(_Loose).decode
+_decode_usual = msgspec.json.Decoder(_Usual).decode
+_decode_any = msgspec.json.Decoder(_Any).decode
+_decode_usual_message = msgspec.json.Decoder(Message).decode
+_decode_list = msgspec.json.Decoder(list[Raw]).decode
 _decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
 _encode = msgspec.json.Encoder().encode
-_MESSAGE_FIELDS = frozenset(_Message.__struct_fields__)
 _NULL = Raw(b"null")
 _USAGE_ONLY = Raw(b'{"include_usage":true}')
+# A pair of surrogates, or half of one (the second group), after an even number of backslashes.
+_SURROGATES = re.compile(rb"(?<!\\)((?:\\\\)*)\\u(?:[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|([dD][89a-fA-F][0-9a-fA-F]{2}))")
 
 
 def read_request(body: bytes) -> Request:
@@ -159,30 +136,18 @@ def read_request(body: bytes) -> Request:
     try:
         if not body.isascii():
             body.decode()
-        fields = _decode_fields(body)
-        try:
-            typed: _Strict | _Loose = _decode_strict(body)
-            extra = []
-        except msgspec.ValidationError as error:
-            if not str(error).startswith("Object contains unknown field"):
-                raise
-            typed = _decode_loose(body)
-            extra = _unknown_in_messages(fields["messages"])
+        typed, fields, content = _read(body)
     except msgspec.ValidationError as error:
         raise _named(error) from None
     except UnicodeDecodeError:
         raise BadRequest("The body is not valid UTF-8.") from None
     except msgspec.DecodeError as error:
+        mended = _SURROGATES.sub(_mend, body)
+        if mended != body:
+            return read_request(mended)
         raise BadRequest(f"The body is not valid JSON: {error}.") from None
     except RecursionError:
         raise BadRequest("The body is nested too deeply.") from None
-    counted = _Counted(extra)
-    for index, message in enumerate(typed.messages):
-        counted.add(message, index)
-    if not fields.keys() <= _KNOWN:
-        counted.unknown_fields(fields)
-    if typed.tools or typed.functions or typed.response_format:
-        counted.schemas(typed, fields)
     caps = [cap for cap in (typed.max_tokens, typed.max_completion_tokens, typed.max_output_tokens, typed.max_new_tokens, typed.n_predict) if cap]
     stream = typed.stream is True
     return Request(
@@ -192,11 +157,11 @@ def read_request(body: bytes) -> Request:
         choices=max(typed.n or 1, typed.best_of or 1, typed.n_cmpl or 1),
         cap=max(caps) if caps else None,
         thinking=max(_budget(typed.thinking), _budget(typed.reasoning)),
-        texts=counted.texts,
+        texts=content.texts,
         messages=len(typed.messages),
-        images=counted.images,
+        images=content.images,
         prediction=_prediction(typed.prediction),
-        unbounded=counted.unbounded,
+        unbounded=content.unbounded,
         fields=fields,
     )
 
@@ -220,85 +185,90 @@ def write_request(request: Request, target: Target) -> bytes:
     return _encode(fields)
 
 
-class _Counted:
-    """What the provider will read: texts, images, and why that cannot be known."""
-
-    __slots__ = ("images", "texts", "unbounded")
-
-    def __init__(self, texts: list[str]) -> None:
-        self.texts = texts
-        self.images = 0
-        self.unbounded = ""
-
-    def add(self, message: _Message, index: int) -> None:
-        content = message.content
-        if isinstance(content, str):
-            self.texts.append(content)
-        elif content is not None:
-            for i, part in enumerate(content):
-                self._part(part, f"messages[{index}].content[{i}]")
-        if message.tool_calls is not None or message.function_call is not None:
-            self._calls(message)
-        for text in (message.name, message.refusal, message.reasoning_content, message.reasoning):
-            if text:
-                self.texts.append(text)
-        if message.audio is not None:
-            self.unbounded = "an earlier audio answer"
-
-    def _part(self, part: _Part, path: str) -> None:
-        if part.type == "text":
-            if part.text is None:
-                raise BadRequest(f"Invalid value for '{path}.text'. A part of type 'text' needs a string.", f"{path}.text")
-            self.texts.append(part.text)
-        elif part.type == "image_url":
-            if part.image_url is None:
-                raise BadRequest(f"Missing required parameter: '{path}.image_url'.", f"{path}.image_url")
-            self.images += 1
-        elif part.type == "refusal":
-            self.texts.append(part.refusal or "")
-        else:
-            self.unbounded = f"a content part of type {part.type[:40]!r}"
-
-    def _calls(self, message: _Message) -> None:
-        for call in message.tool_calls or ():
-            if call.custom is not None:
-                self.texts.append((call.custom.name or "") + (call.custom.input or ""))
-            if call.function is not None:
-                self.texts.append(_called(call.function))
-        if message.function_call is not None:
-            self.texts.append(_called(message.function_call))
-
-    def unknown_fields(self, fields: dict[str, Raw]) -> None:
-        for name in fields.keys() - _KNOWN:
-            raw = bytes(fields[name])
-            if name.casefold() in _ACTED_ON:
-                raise BadRequest(f"Unknown field {name!r}: field names are in lower case.", name)
-            if raw == b"null":
-                continue
-            if name == "models":
-                raise BadRequest("'models' is not supported: the gateway routes; ask for one 'model'.", "models")
-            if name in _ELSEWHERE:
-                self.unbounded = f"{name!r}"
-            elif raw[:1] in (b'"', b"{", b"["):
-                self.texts.append(raw.decode())
-
-    def schemas(self, typed: _Settings, fields: dict[str, Raw]) -> None:
-        for index, tool in enumerate(typed.tools or ()):
-            if tool.type == "function" and tool.function is None:
-                raise BadRequest(f"Missing required parameter: 'tools[{index}].function'.", f"tools[{index}].function")
-            if tool.type not in ("function", "custom"):
-                self.unbounded = f"a tool of type {tool.type[:40]!r}, which the provider runs"
-        if typed.tools:
-            self.texts.append(bytes(fields["tools"]).decode())
-        if typed.functions:
-            self.texts.append(bytes(fields["functions"]).decode())
-        if typed.response_format is not None and typed.response_format.type not in ("text", "json_object"):
-            self.texts.append(bytes(fields["response_format"]).decode())
+def _read(body: bytes) -> tuple[_Usual | _Any, dict[str, Raw], Content]:
+    """The typed body, its fields as they came, and what the provider will read of it."""
+    fields = _decode_fields(body)
+    content = Content()
+    typed: _Usual | _Any
+    try:
+        typed = usual = _decode_usual(body)
+    except msgspec.ValidationError:
+        typed = _decode_any(body)  # names what is wrong, if anything is
+        for index, (raw, message) in enumerate(zip(_decode_list(fields["messages"]), typed.messages, strict=True)):
+            try:
+                content.add(_decode_usual_message(raw), index)
+            except msgspec.ValidationError:
+                content.add_any(message, _decode_fields(raw), index)
+    else:
+        for index, each in enumerate(usual.messages):
+            content.add(each, index)
+    if not fields.keys() <= _SILENT:
+        _more_fields(content, fields)
+    if typed.tools or typed.functions or typed.response_format:
+        _schemas(content, typed, fields)
+    return typed, fields, content
 
 
-def _called(function: _Function) -> str:
-    arguments = function.arguments
-    return (function.name or "") + (arguments if isinstance(arguments, str) else _encode(arguments).decode() if arguments else "")
+def _mend(surrogates: "re.Match[bytes]") -> bytes:
+    return surrogates[1] + rb"\ufffd" if surrogates[2] else surrogates[0]
+
+
+def _more_fields(content: Content, fields: dict[str, Raw]) -> None:
+    """Fields of the body that may hold text, or make the provider fetch some."""
+    for name in fields.keys() - _SILENT:
+        raw = bytes(fields[name])
+        if name not in _ACTED_ON and name.casefold() in _ACTED_ON:
+            raise BadRequest(f"Unknown field {name!r}: field names are in lower case.", name)
+        if raw in _ABSENT:
+            continue
+        if name == "background":
+            raise BadRequest("'background' is not supported: the answer to a request is what settles it.", name)
+        if name == "models":
+            raise BadRequest("'models' is not supported: the gateway routes; ask for one 'model'.", name)
+        if name == "extra_body":
+            _nested(content, raw)
+        if _fetches(name) or (name == "prompt" and raw.startswith(b"{")):
+            content.unbounded = f"{name[:40]!r}, by which the provider gets input of its own"
+        if raw[:1] in (b'"', b"{", b"[") and (name not in _RENDERED or len(raw) > _SETTING_BYTES):
+            content.texts.append(raw.decode())
+
+
+def _nested(content: Content, raw: bytes) -> None:
+    """Fields that an upstream may read as if they were not nested."""
+    values = [msgspec.json.decode(raw)]
+    while values:
+        value = values.pop()
+        if isinstance(value, list):
+            values += value
+        elif isinstance(value, dict):
+            values += value.values()
+            for name, inner in value.items():
+                if name.casefold() in _MULTIPLIED:
+                    raise BadRequest(f"{name!r} is not read inside 'extra_body': it belongs in the body itself.", "extra_body")
+                if inner and _fetches(name):
+                    content.unbounded = f"{name[:40]!r}, by which the provider gets input of its own"
+
+
+def _schemas(content: Content, typed: _Settings, fields: dict[str, Raw]) -> None:
+    for index, tool in enumerate(typed.tools or ()):
+        if tool.type == "function" and tool.function is None:
+            raise BadRequest(f"Missing required parameter: 'tools[{index}].function'.", f"tools[{index}].function")
+        if tool.type not in ("function", "custom"):
+            content.unbounded = f"a tool of type {tool.type[:40]!r}, which the provider runs"
+    if typed.tools:
+        content.texts.append(bytes(fields["tools"]).decode())
+    if typed.functions:
+        content.texts.append(bytes(fields["functions"]).decode())
+    if typed.response_format is not None:
+        raw = bytes(fields["response_format"])
+        if typed.response_format.type not in ("text", "json_object") or len(raw) > _SETTING_BYTES:
+            content.texts.append(raw.decode())
+
+
+def _fetches(name: str) -> bool:
+    """Whether a field of this name makes the provider get input of its own, or make text of what it gets."""
+    plain = name.casefold().replace("_", "").replace("-", "")
+    return plain in _FETCHING_NAMES or (any(word in plain for word in _FETCHING) and "beamsearch" not in plain)
 
 
 def _prediction(prediction: _Prediction | None) -> str:
@@ -310,17 +280,6 @@ def _prediction(prediction: _Prediction | None) -> str:
 
 def _budget(thinking: _Thinking | bool | str | None) -> int:
     return max(thinking.budget_tokens or 0, thinking.max_tokens or 0) if isinstance(thinking, _Thinking) else 0
-
-
-def _unknown_in_messages(messages: Raw) -> list[str]:
-    """The texts in fields of messages that the gateway does not know: chat templates may well put them before the model."""
-    texts = []
-    for message in msgspec.json.decode(messages, type=list[dict[str, Raw]]):
-        for name in message.keys() - _MESSAGE_FIELDS:
-            raw = bytes(message[name])
-            if raw[:1] in (b'"', b"{", b"["):
-                texts.append(raw.decode())
-    return texts
 
 
 def _named(error: msgspec.ValidationError) -> BadRequest:
