@@ -111,11 +111,12 @@ class Gateway:
         answers.finish(trip, now)
         answered = trip.answered
         if answered is not None:
-            self._learn(trip, answered)
             if answered.ended != "complete":
                 answered.close()
-            elif answered.call is not None and not answered.call.complete:
-                asyncio.get_running_loop().call_later(UPSTREAM_REST_S, answered.call.close)
+            else:
+                self._learn(trip, answered)
+                if answered.call is not None and not answered.call.complete:
+                    asyncio.get_running_loop().call_later(UPSTREAM_REST_S, answered.call.close)
         record = record or trip.record(now)
         for observe in self._observers:
             observe(record)
@@ -395,7 +396,7 @@ class Gateway:
     def _learn(self, trip: Trip, attempt: Attempt) -> None:
         """Takes the figures of a complete answer, for estimates and bounds to come."""
         usage, meter, plan = attempt.usage, attempt.meter, trip.plan
-        if attempt.ended != "complete" or usage is None or meter is None or plan is None:
+        if usage is None or meter is None or plan is None:
             return
         if self._learned.observe(
             attempt.figures, usage, meter, model=plan.model, deployment=attempt.deployment, key=plan.key, truncated=attempt.cut_short

@@ -27,6 +27,7 @@ ADDED_MAX = 4096  # tokens that a provider may add to a prompt, a system prompt 
 HIDDEN_FLAT = 16  # tokens of an answer that need not show in it
 SHORT_TEXT = 256  # bytes; below it what a provider adds to every prompt outweighs the text, and a ratio says nothing
 PAIRS_MAX = 4096  # histograms kept: one per (model, tenant) and model, the oldest forgotten first
+PLAIN_MAX = 2**12  # below it no rate that a price may have (10**12) comes near
 EXACT_MAX = 2**53  # rate times tokens must stay below: what a double holds exactly
 
 _EXCEEDED = "exceeded"  # the shared table of deployments that are capped from now on
@@ -127,7 +128,7 @@ class Learned:
         figures.beyond_cap = beyond_cap
         want = choices * (model.max_output if request.cap is None else request.cap) + beyond_cap
         rate = output_rate(deployment.price) if deployment.price is not None else 0
-        if max(rate, 1000) * want >= EXACT_MAX:
+        if want >= PLAIN_MAX and max(rate, 1000) * want >= EXACT_MAX:
             raise BadRequest(f"{want} output tokens are more than can be counted.", "max_tokens")
         figures.want = want
         figures.need = min(want, choices * (budget.min_output + request.thinking) + beyond_cap)

@@ -25,16 +25,22 @@ class Price(msgspec.Struct, frozen=True):
     cache_write: int | None = None
     reasoning: int | None = None
     request_fee: int = 0
+    dearest_input: int = 0  # of any class; worked out, not given
+    dearest_output: int = 0
+
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "dearest_input", max(self.input, self.cached_input or 0, self.cache_write or 0))
+        msgspec.structs.force_setattr(self, "dearest_output", max(self.output, self.reasoning or 0))
 
 
 def input_rate(price: Price) -> int:
     """The dearest that an input token can cost, in pico-USD."""
-    return max(price.input, price.cached_input or 0, price.cache_write or 0)
+    return price.dearest_input
 
 
 def output_rate(price: Price) -> int:
     """The dearest that an output token can cost, in pico-USD."""
-    return max(price.output, price.reasoning or 0)
+    return price.dearest_output
 
 
 def input_cost_nano_usd(price: Price, input_tokens: int) -> int:
@@ -48,6 +54,8 @@ def cost_nano_usd(price: Price, usage: "Usage", unknown_input: int = 0, unknown_
     At most AMOUNT_MAX, which no limit is above: an absurd report must not overflow a counter.
     """
     read, written = usage.input_tokens or 0, usage.output_tokens or 0
+    if not (usage.cached_tokens or usage.cache_write_tokens or usage.reasoning_tokens or unknown_input or unknown_output):  # the usual case
+        return min(-(-(read * price.input + written * price.output) // 1000) + price.request_fee, AMOUNT_MAX)
     cached = min(usage.cached_tokens, read)
     stored = min(usage.cache_write_tokens, read - cached)
     reasoned = min(usage.reasoning_tokens, written)
