@@ -280,10 +280,11 @@ class Gateway:
             attempt.billed = outcome.billed
         return outcome
 
-    async def _first_output(self, trip: Trip, attempt: Attempt, request: Request) -> Outcome | None:
+    async def _first_output(self, trip: Trip, attempt: Attempt, request: Request, *, whole: bool = False) -> Outcome | None:
+        """Reads a stream up to its first output. whole: it is made of an answer that has come and is billed."""
         call, deployment = attempt.call, attempt.deployment
         assert call is not None
-        attempt.meter = self._stream_meter(attempt, request)
+        attempt.meter = self._text_meter(attempt) if whole else self._stream_meter(attempt, request)
         pace = Pace(trip.policy.budget.stop_lag_ms)
         relay = attempt.relay = Relay(
             trip.exchange,
@@ -295,7 +296,7 @@ class Gateway:
             choices=request.choices,
             cap=attempt.most,
             pace=pace,
-            growth=self._growth(trip, attempt, pace) if attempt.extends and attempt.held.template.counters else None,
+            growth=self._growth(trip, attempt, pace) if attempt.extends and not whole and attempt.held.template.counters else None,
             write_timeout_s=trip.timeouts.write_ms / 1000,
             clock=self._clock,
         )
@@ -314,9 +315,12 @@ class Gateway:
         body = await _read_all(call, ANSWER_MAX if ok else ERROR_BODY_MAX)
         answer = trip.dialect.read_answer(body)
         attempt.usage = answer.usage
-        if ok and answer.readable and answer.failure is None and not request.stream:
+        if ok and answer.readable and answer.failure is None:
+            if request.stream:
+                call.put_back(trip.dialect.streamed(body))
+                return await self._first_output(trip, attempt, request, whole=True)
             attempt.body, attempt.answer = body, answer
-            attempt.meter = Meter(deployment.tokenizer, self._learned.factor_milli(deployment))
+            attempt.meter = self._text_meter(attempt)
             for delta in answer.deltas:
                 attempt.meter.add(delta)
             return None
@@ -333,9 +337,12 @@ class Gateway:
     def _stream_meter(self, attempt: Attempt, request: Request) -> Meter:
         deployment = attempt.deployment
         if not deployment.provider.token_per_event:
-            return Meter(deployment.tokenizer, self._learned.factor_milli(deployment))
+            return self._text_meter(attempt)
         each = sends_each_token(request)
         return EventMeter(deployment.tokenizer, self._learned.factor_milli(deployment, by_event=each), attempt.most, each)
+
+    def _text_meter(self, attempt: Attempt) -> Meter:
+        return Meter(attempt.deployment.tokenizer, self._learned.factor_milli(attempt.deployment))
 
     def _growth(self, trip: Trip, attempt: Attempt, pace: Pace) -> Growth:
         held, budget = attempt.held, trip.policy.budget
@@ -397,6 +404,9 @@ class Gateway:
         """Takes the figures of a complete answer, for estimates and bounds to come."""
         usage, meter, plan = attempt.usage, attempt.meter, trip.plan
         if usage is None or meter is None or plan is None:
+            return
+        if not attempt.deployment.visible:
+            self._learned.observe_later(attempt.figures, usage, meter, plan.model, attempt.deployment, plan.key, attempt.cut_short)
             return
         if self._learned.observe(
             attempt.figures, usage, meter, model=plan.model, deployment=attempt.deployment, key=plan.key, truncated=attempt.cut_short

@@ -137,6 +137,46 @@ async def test_case_102_no_credential_leaves_inside_a_stream(tmp_path: Path) -> 
         assert (b"sk-provider-secret" in answer.body, answer.error["code"]) == (False, "upstream_error")
 
 
+WHOLE = {
+    "id": "c1", "object": "chat.completion", "created": 1, "model": "m",
+    "choices": [{"index": 0, "message": {"role": "assistant", "content": "Hello you"}, "finish_reason": "stop"}],
+    "usage": {"prompt_tokens": 9, "completion_tokens": 2, "total_tokens": 11},
+}  # fmt: skip
+
+
+@EXTEND
+@pytest.mark.parametrize("asked", [False, True], ids=["no usage", "usage"])
+@pytest.mark.parametrize("kind", ["application/json", "application/json; charset=utf-8", "text/plain"])
+async def test_a_whole_answer_to_a_streamed_request_is_told_as_a_stream(tmp_path: Path, kind: str, asked: bool, extend: bool) -> None:
+    """An upstream that ignores `stream` and answers in JSON has answered, and is paid: charged by its usage, and nobody else is asked.
+
+    The client gets a stream made of it. Passing the JSON on would be simpler, but the official `openai` package reads a JSON body of a streamed
+    request as a stream without events: its user would see an empty answer and no error.
+    """
+    async with scripted(answering(whole(200, json.dumps(WHOLE).encode(), kind=kind))) as port, running(
+        tmp_path, upstream=port, limits=LIMITS, extend=extend, **ROUTE
+    ) as bench:  # fmt: skip
+        bench.truth = (9, 2)
+        answer = await bench.chat(model="two", stream=True, max_tokens=20, **({"stream_options": {"include_usage": True}} if asked else {}))
+        assert (answer.status, answer.headers["content-type"].partition(";")[0], answer.done, answer.clean) == (200, "text/event-stream", True, True)
+        assert (answer.text, answer.finishes, len(answer.usages)) == ("Hello you", {0: "stop"}, int(asked))
+        assert answer.headers["x-sluicegate-deployment"] == "mock/one"
+        assert list(bench.mock.calls) == []
+        assert (bench.record.output_tokens, bench.record.finish, bench.record.source) == (2, "stop", "reported")
+
+
+@EXTEND
+async def test_a_whole_answer_without_usage_is_metered_by_its_text(tmp_path: Path, extend: bool) -> None:
+    """It came in one piece, so its tokens are counted, at every provider."""
+    body = {name: value for name, value in WHOLE.items() if name != "usage"}
+    async with scripted(answering(whole(200, json.dumps(body).encode()))) as port, running(
+        tmp_path, upstream=port, limits=LIMITS, extend=extend
+    ) as bench:  # fmt: skip
+        bench.truth, bench.slack = (9, 2), 20
+        answer = await bench.chat(stream=True, max_tokens=20)
+        assert (answer.text, answer.done) == ("Hello you", True)
+
+
 # -- elsewhere, or not --------------------------------------------------------------------------------------------------------------------
 
 

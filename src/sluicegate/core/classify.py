@@ -146,4 +146,4 @@ def _retry_after(headers: Mapping[bytes, bytes]) -> str:
 
 
 def _described(status: int, unreadable: bool) -> str:
-    return f"The upstream answered {status} " + ("with a body that is not JSON." if unreadable else "and gave no reason.")
+    return f"The upstream answered {status} " + ("with a body that is no answer." if unreadable else "and gave no reason.")

@@ -5,6 +5,7 @@ A dialect module is pure: bytes in, values out, no client, no clock, one stream 
     read_request(body) -> Request                        raises BadRequest naming the field
     write_request(request, target) -> bytes              for the upstream; everything it does not act on passes as it came
     read_answer(body) -> Answer                          a unary answer, an error included
+    streamed(body) -> bytes                              a unary answer as the stream that it might have been
     StreamReader().feed(data) -> list[Event]             whole events as they become complete; .end() -> list[Event] for what is left at EOF
     write_answer / write_event / write_error / write_truncation / write_stream_error   for the client
 

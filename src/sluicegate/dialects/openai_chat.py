@@ -4,6 +4,7 @@ Readers never raise, whatever an upstream sends. Events pass as the bytes they c
 What the gateway says itself (errors, truncations) has OpenAI's shape, plus a field `sluicegate` that other clients ignore.
 """
 
+import json
 from collections.abc import Iterable
 from typing import Any
 
@@ -17,7 +18,7 @@ from sluicegate.dialects.openai_request import read_request, write_request
 from sluicegate.dialects.sse import RawEvent, Reader
 
 __all__ = [
-    "NAME", "PATH", "Head", "StreamReader", "read_answer", "read_request",
+    "NAME", "PATH", "Head", "StreamReader", "read_answer", "read_request", "streamed",
     "write_error", "write_event", "write_request", "write_stream_error", "write_truncation",
 ]  # fmt: skip
 
@@ -183,6 +184,35 @@ def _without_usage(raw: bytes) -> bytes:
     if fields.pop("usage", None) is None:
         return raw
     return (b"event: %b\n" % parsed.event.encode() if parsed.event else b"") + b"data: %b\n\n" % _encode(fields)
+
+
+def streamed(body: bytes) -> bytes:
+    """A readable whole answer as the stream that was asked for: per choice all its output and then its end, usage if there is any, [DONE]."""
+    answer = loosely(body)
+    if not isinstance(answer, dict):  # a number of thousands of digits somewhere
+        return write_stream_error("The upstream's answer cannot be told as a stream.", "upstream_error", "upstream_error")
+    head = {name: value for name, value in answer.items() if name not in ("choices", "usage", "error")} | {"object": "chat.completion.chunk"}
+    chunks: list[dict[str, Any]] = []
+    for place, choice in enumerate(answer["choices"]):
+        if isinstance(choice, dict):
+            ended, index = choice.get("finish_reason"), int_or(choice.get("index"), place)
+            rest = {name: value for name, value in choice.items() if name not in ("message", "delta")} | {"index": index, "finish_reason": None}
+            chunks.append(head | {"choices": [rest | {"delta": _delta(choice.get("delta") or choice.get("message"))}]})
+            chunks.append(head | {"choices": [{"index": index, "delta": {}, "finish_reason": ended}]})
+    if answer.get("usage"):
+        chunks.append(head | {"choices": [], "usage": answer["usage"]})
+    return b"".join([b"data: %b\n\n" % json.dumps(chunk).encode() for chunk in chunks]) + _DONE
+
+
+def _delta(message: Any) -> dict[str, Any]:
+    """A whole message as a delta: without what is null, and with its calls numbered."""
+    if not isinstance(message, dict):
+        return {}
+    delta = {name: value for name, value in message.items() if value is not None}
+    calls = delta.get("tool_calls")
+    if isinstance(calls, list):
+        delta["tool_calls"] = [{"index": index, **call} if isinstance(call, dict) else call for index, call in enumerate(calls)]
+    return delta
 
 
 def write_truncation(head: Head, choices: Iterable[int], reason: str, usage: Usage | None) -> bytes:

@@ -114,6 +114,10 @@ class Call:
         chunks.clear()
         return data
 
+    def put_back(self, data: bytes) -> None:
+        """What the next read of a complete answer gives: it is read again, perhaps in other words."""
+        self._rest = data
+
     def close(self) -> None:
         """Ends the call. The upstream's connection is closed at once unless the answer is complete; whoever waits gets UpstreamError("closed")."""
         self._fail("closed", "closed by the caller")

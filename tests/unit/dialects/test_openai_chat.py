@@ -9,7 +9,16 @@ from hypothesis import strategies as st
 
 from sluicegate.core.usage import Usage
 from sluicegate.dialects.form import Delta, Event, Failure
-from sluicegate.dialects.openai_chat import Head, StreamReader, read_answer, write_error, write_event, write_stream_error, write_truncation
+from sluicegate.dialects.openai_chat import (
+    Head,
+    StreamReader,
+    read_answer,
+    streamed,
+    write_error,
+    write_event,
+    write_stream_error,
+    write_truncation,
+)
 from sluicegate.dialects.sse import EVENT_MAX
 
 
@@ -392,3 +401,57 @@ def test_any_bytes(data: bytes) -> None:
     reader = StreamReader()
     for event in reader.feed(data) + reader.feed(b"data: " + data + b"\n\n") + reader.end():
         assert isinstance(write_event(event, True), bytes)
+
+
+# -- a whole answer as a stream -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_whole_answer_as_a_stream() -> None:
+    """Each choice says all it has to say and then why it ended; usage has a chunk of its own; every chunk names the answer."""
+    calls = [{"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}, {"id": "b"}]
+    choices = [
+        {"index": 0, "message": {"role": "assistant", "content": "hi", "refusal": None}, "finish_reason": "stop", "logprobs": {"content": []}},
+        {"index": 1, "message": {"role": "assistant", "content": None, "tool_calls": calls}, "finish_reason": "tool_calls"},
+    ]
+    usage = {"prompt_tokens": 3, "completion_tokens": 9, "total_tokens": 12}
+    body = {"id": "c", "object": "chat.completion", "created": 7, "model": "m", "service_tier": "x", "choices": choices, "usage": usage}
+    events = StreamReader().feed(streamed(json.dumps(body).encode()))
+    assert [event.kind for event in events] == ["chunk"] * 5 + ["done"]
+    assert [delta for event in events for delta in event.deltas] == [Delta(0, "hi"), Delta(1, "f{}", 1)]
+    assert [finish for event in events for finish in event.finishes] == [(0, "stop"), (1, "tool_calls")]
+    assert (events[4].usage, events[4].usage_only) == (Usage(3, 9), True)
+    chunks = [json.loads(event.raw[6:]) for event in events[:-1]]
+    head = {"id": "c", "object": "chat.completion.chunk", "created": 7, "model": "m", "service_tier": "x"}
+    assert all(chunk.items() >= head.items() for chunk in chunks)
+    assert chunks[0]["choices"] == [
+        {"index": 0, "delta": {"role": "assistant", "content": "hi"}, "finish_reason": None, "logprobs": {"content": []}},
+    ]
+    assert [call["index"] for call in chunks[2]["choices"][0]["delta"]["tool_calls"]] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [
+        [],
+        [{}],
+        [{"message": None}],
+        [{"message": {"content": "\ud800", "tool_calls": 5}}],
+        [{"message": "x", "index": "y"}],
+        [5, None],
+        [{"delta": {"content": "a"}}],
+    ],
+)
+def test_odd_answers_as_streams(choices: Any) -> None:
+    """Whatever is readable as a whole answer says the same as a stream, and ends."""
+    body = json.dumps({"choices": choices}).encode()
+    whole, events = read_answer(body), StreamReader().feed(streamed(body))
+    assert [delta for event in events for delta in event.deltas] == whole.deltas
+    assert [event.kind for event in events[-1:]] == ["done"]
+    assert {event.kind for event in events} <= {"chunk", "done"}
+
+
+def test_an_answer_that_cannot_be_told_as_a_stream() -> None:
+    """What only one of two JSON readers takes ends in an error event, not in an empty answer."""
+    body = b'{"choices":[{"message":{"content":"a"}}],"x":' + b"1" * 5000 + b"}"
+    assert read_answer(body).readable
+    assert [event.kind for event in StreamReader().feed(streamed(body))] == ["error"]

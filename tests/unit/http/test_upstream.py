@@ -223,6 +223,17 @@ async def test_what_came_before_an_error_can_be_taken() -> None:
         assert (await failure(call.read())).reason == "incomplete"
 
 
+async def test_a_complete_answer_can_be_put_back() -> None:
+    """It is read again, in the words that were put back, and then it has ended."""
+    net = Net()
+    call, task = await net.start()
+    net.last.feed(OK + b"Content-Length: 5\r\n\r\nhello")
+    await task
+    assert await call.read() == b"hello"
+    call.put_back(b"hi")
+    assert [await call.read(), await call.read()] == [b"hi", b""]
+
+
 @pytest.mark.parametrize(("raw", "message"), WRONG.values(), ids=WRONG)
 @pytest.mark.parametrize("size", [1_000_000, 1000], ids=["whole", "in pieces"])
 async def test_what_is_not_an_answer_is_a_protocol_error(raw: bytes, message: str, size: int) -> None:
