@@ -49,6 +49,23 @@ async def test_case_48_the_upstream_stops_when_the_client_leaves(tmp_path: Path,
         bench.slack = 60 if extend else 20_000
 
 
+@STREAM
+async def test_case_48_a_half_close_before_the_answer_is_a_leave(tmp_path: Path, stream: bool) -> None:
+    """It cannot be told from a client that has gone, so the upstream is closed at once and nobody is answered."""
+    options = {"completion": 1000, "ttft": 60_000}
+    async with running(tmp_path, limits=LIMITS, options=options, **provider(stops=True, extend=False)) as bench:
+        client = await bench.open(model="own", stream=stream, max_tokens=1000)
+        while not bench.mock.calls:  # noqa: ASYNC110  (nothing to wait for)
+            await asyncio.sleep(0.002)
+        client.writer.write_eof()
+        async with asyncio.timeout(1):
+            assert await client.reader.read() == b""
+            await bench.mock.idle()
+        await bench.quiet()
+        assert bench.record.client_gone
+        bench.slack = 1000
+
+
 @EXTEND
 @pytest.mark.parametrize("times", [5])
 async def test_case_109_a_fast_upstream_and_a_client_that_resets(tmp_path: Path, times: int, extend: bool) -> None:
