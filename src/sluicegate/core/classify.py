@@ -13,6 +13,7 @@ Was an attempt billed? (ledger.md 8)
 
 import re
 from collections.abc import Iterable, Mapping
+from email.utils import parsedate_to_datetime
 from typing import Literal
 
 import msgspec
@@ -24,6 +25,7 @@ Headers = Iterable[tuple[bytes, bytes]]
 
 MESSAGE_MAX = 2000
 SNIPPET_MAX = 200
+RETRY_DIGITS = 6  # seconds; what is longer, negative, or no time at all is not passed on
 
 _IN_DOUBT = frozenset({408, 499, 502, 504, *range(520, 525)})  # a proxy in front of the upstream gave up; the upstream may not have
 _OURS = frozenset({401, 402, 403, 404, 405})  # wrong key, no money, wrong model name or URL: the operator's to mend, not the caller's
@@ -142,6 +144,12 @@ def _meaning(failure: Failure) -> int:
 
 def _retry_after(headers: Mapping[bytes, bytes]) -> str:
     value = headers.get(b"retry-after", b"").decode("latin-1").strip()
+    if value.isascii() and value.isdigit():
+        return value if len(value) <= RETRY_DIGITS else ""
+    try:
+        parsedate_to_datetime(value)
+    except ValueError:
+        return ""
     return value if len(value) <= 40 and value.isascii() and value.isprintable() else ""
 
 

@@ -19,6 +19,7 @@ from sluicegate.dialects.form import BadRequest, Request
 
 PER_MESSAGE, PER_REQUEST = 4, 3  # tokens that frame a message, and that open the reply
 IMAGE_TOKENS = 4096  # an image at an unknown provider, at most
+AT_ONCE = 32  # answers that are learned from together
 ENOUGH_USAGES = 200  # before that, a deployment's ratios are not trusted
 FEW_USAGES = 8  # before that, a vocabulary that was named is not trusted to be the provider's
 ENOUGH_SAMPLES = 50  # before that, a histogram has no p95
@@ -76,6 +77,7 @@ class Learned:
         self._exceeded: set[str] = set()
         self._outputs: dict[str, Histogram] = {}
         self._names: dict[tuple[str, str], tuple[str, str]] = {}
+        self._unlearned: list[tuple[Figures, Usage, Meter, Model, Deployment, Key, bool]] = []
 
     # -- figures --------------------------------------------------------------------------------------------------------------------------
 
@@ -164,6 +166,17 @@ class Learned:
 
     # -- learning -------------------------------------------------------------------------------------------------------------------------
 
+    def observe_later(self, figures: Figures, usage: Usage, meter: Meter, model: Model, deployment: Deployment, key: Key, truncated: bool) -> None:
+        """As `observe`, some at a time, for a deployment whose answers decide nothing at once: a loop costs a third of as many single calls."""
+        self._unlearned.append((figures, usage, meter, model, deployment, key, truncated))
+        if len(self._unlearned) >= AT_ONCE:
+            self._learn_all()
+
+    def _learn_all(self) -> None:
+        for figures, usage, meter, model, deployment, key, truncated in self._unlearned:
+            self.observe(figures, usage, meter, model=model, deployment=deployment, key=key, truncated=truncated)
+        self._unlearned.clear()
+
     def observe(self, figures: Figures, usage: Usage, meter: Meter, *, model: Model, deployment: Deployment, key: Key, truncated: bool) -> bool:
         """Learns from a complete usage. truncated: the answer was cut by a cap. True if the deployment is capped from now on."""
         if usage.input_tokens is None or usage.output_tokens is None:
@@ -227,6 +240,7 @@ class Learned:
 
     def increments(self) -> dict[str, dict[str, int]]:
         """What to add to the shared tables; an empty one is only read. Deployments that exceeded are told each time, since tables are forgotten."""
+        self._learn_all()
         tables = {name: outputs.take() for name, outputs in self._outputs.items() if outputs.wanted}
         tables[_EXCEEDED] = dict.fromkeys(self._exceeded, 1)
         return tables

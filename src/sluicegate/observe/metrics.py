@@ -23,6 +23,7 @@ from prometheus_client.metrics_core import Metric
 
 from sluicegate.core.record import Record
 
+AT_ONCE = 64  # records counted together
 SERIES_MAX = 1_000  # rows per table
 ASK_S = 0.2
 SOCKET_PATH_MAX = 100  # bytes; the kernel's limit is 104 on macOS and 108 on Linux
@@ -138,6 +139,7 @@ class Metrics:
         self._overruns: dict[str, int] = {}
         self._ledger: dict[str, Histogram] = {}
         self._overhead = Histogram.over(FAST_US)
+        self._uncounted: list[Record] = []
         self.in_flight = 0
         self.held_output_tokens = 0
         self.ledger_up = True
@@ -145,7 +147,17 @@ class Metrics:
         self.refresh: Callable[[], object] = lambda: None
 
     def observe(self, record: Record) -> None:
-        """Counts one finished request."""
+        """Counts one finished request: some at a time, since a loop over records costs a third of as many single calls."""
+        self._uncounted.append(record)
+        if len(self._uncounted) >= AT_ONCE:
+            self._count_all()
+
+    def _count_all(self) -> None:
+        for record in self._uncounted:
+            self._count_one(record)
+        self._uncounted.clear()
+
+    def _count_one(self, record: Record) -> None:
         row = self._rows.get((record.model, record.deployment, record.status))
         if row is None:
             row = self._new_row(record)
@@ -180,6 +192,7 @@ class Metrics:
 
     def counts(self) -> Counts:
         """The integers as they are now."""
+        self._count_all()
         self.refresh()
         backlog, dropped = self.journal()
         return Counts(

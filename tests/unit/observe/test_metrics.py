@@ -142,6 +142,7 @@ def test_models_of_a_new_policy_are_known() -> None:
     names = {"chat"}
     metrics = Metrics(lambda model: model in names)
     metrics.observe(record(model="late"))
+    metrics.counts()
     names.add("late")
     metrics.observe(record(model="late"))
     found = shown(metrics)
