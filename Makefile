@@ -27,6 +27,8 @@ check: $(VENV)/test.stamp
 
 bench: $(VENV)/test.stamp redis
 	@$(BIN)/python bench/budget_two_gateways.py
+	@for tool in nginx wrk; do command -v $$tool >/dev/null || { echo "$$tool is needed by bench/overhead.py (Debian: nginx-light, wrk)" >&2; exit 1; }; done
+	@$(BIN)/python bench/overhead.py
 
 soak: $(VENV)/test.stamp redis
 	@$(BIN)/python bench/budget_two_gateways.py --rounds 20
