@@ -34,6 +34,9 @@ class FakeExchange:
         self.on_gone: Callable[[], None] | None = None
         self._body = body
 
+    def take_body(self, max_bytes: int) -> bytes:
+        return b""
+
     async def read_body(self, max_bytes: int) -> bytes:
         if self.gone:
             raise ClientGone

@@ -80,7 +80,8 @@ class Gateway:
         self.trips.add(trip)
         try:
             trip.key = self.identify(exchange.headers)
-            trip.request = dialect.read_request(await exchange.read_body(self._max_body_bytes))
+            body = exchange.take_body(self._max_body_bytes) or await exchange.read_body(self._max_body_bytes)
+            trip.request = dialect.read_request(body)
             trip.plan = self._plan(trip.key, trip.request)
             await self._route(trip, trip.plan, trip.request)
         except Reject as rejected:
@@ -140,7 +141,10 @@ class Gateway:
                 break
             outcome = await self._call(trip, attempt, request)
             if outcome is None:
-                await self._deliver(trip, attempt)
+                trip.answered = attempt
+                attempt.billed = "yes"
+                if attempt.relay is not None:
+                    await self._deliver(trip, attempt, attempt.relay)
                 return
             if attempt.billed != "no":
                 self._settle(trip, attempt)
@@ -312,7 +316,7 @@ class Gateway:
         call, deployment = attempt.call, attempt.deployment
         assert call is not None
         ok = 200 <= call.status < 300
-        body = await _read_all(call, ANSWER_MAX if ok else ERROR_BODY_MAX)
+        body = call.take() if call.complete else await _read_all(call, ANSWER_MAX if ok else ERROR_BODY_MAX)
         answer = trip.dialect.read_answer(body)
         attempt.usage = answer.usage
         if ok and answer.readable and answer.failure is None:
@@ -356,18 +360,14 @@ class Gateway:
 
     # -- deliver and settle ---------------------------------------------------------------------------------------------------------------
 
-    async def _deliver(self, trip: Trip, attempt: Attempt) -> None:
-        """Relays a stream to its end but for the last bytes; a unary answer is whole already."""
-        trip.answered = attempt
-        attempt.billed = "yes"
-        relay = attempt.relay
-        if relay is not None:
-            now = self._clock()
-            trip.first_byte_s = now - trip.exchange.arrived
-            answers.start_stream(trip, attempt, now)
-            await relay.rest()
-            attempt.granted = relay.granted(attempt.granted)
-            attempt.usage = relay.usage
+    async def _deliver(self, trip: Trip, attempt: Attempt, relay: Relay) -> None:
+        """Relays a stream to its end but for the last bytes. (A unary answer is whole already.)"""
+        now = self._clock()
+        trip.first_byte_s = now - trip.exchange.arrived
+        answers.start_stream(trip, attempt, now)
+        await relay.rest()
+        attempt.granted = relay.granted(attempt.granted)
+        attempt.usage = relay.usage
 
     def _settle(self, trip: Trip, attempt: Attempt) -> Record:
         """Ends the holds of one attempt at what it used, or at all that it may have used. Never refused; journal first, then the ledger."""
@@ -416,15 +416,11 @@ class Gateway:
 
 async def _read_all(call: Call, max_bytes: int) -> bytes:
     """The whole body of an answer; one that is larger is an answer that cannot be read."""
-    data = await call.read()
-    if call.complete and len(data) <= max_bytes:
-        return data
-    parts, size = [data], len(data)
-    while data:
-        data = await call.read()
+    parts, size = [], 0
+    while size <= max_bytes and (data := await call.read()):
         parts.append(data)
         size += len(data)
-        if size > max_bytes:
-            call.close()
-            raise UpstreamError("protocol", True, f"the answer is larger than {max_bytes} bytes")
+    if size > max_bytes:
+        call.close()
+        raise UpstreamError("protocol", True, f"the answer is larger than {max_bytes} bytes")
     return b"".join(parts)

@@ -100,6 +100,13 @@ class Exchange:
 
     # The request's body.
 
+    def take_body(self, max_bytes: int) -> bytes:
+        """The whole body if it has come already, as it mostly has; b"" where it must be waited for (or is empty, or too large)."""
+        if not self._complete or self._received_bytes > max_bytes:
+            return b""
+        pieces, self._pieces = self._pieces, []
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
     async def read_body(self, max_bytes: int = wire.BODY_BYTES_MAX) -> bytes:
         """The whole body. Raises BodyTooLarge as soon as it is known to be larger than `max_bytes`, ClientGone when it will not come."""
         self._max_bytes = max_bytes

@@ -86,7 +86,10 @@ class Call:
         self._pool.enter(self)
         self._connection = self._pool.idle_connection()
         while not self.status:
-            await self._send(self._connection or await self._connect())
+            connection = self._connection or await self._connect()
+            self._send(connection)
+            if connection.unsent:
+                await self._send_slices(connection)
             while not self.status and self._connection is not None:
                 await self._wait()
 
@@ -167,7 +170,8 @@ class Call:
         else:
             self._fail("connect", f"connecting to {self._pool.origin}: {error}")
 
-    async def _send(self, connection: OriginConnection) -> None:
+    def _send(self, connection: OriginConnection) -> None:
+        """Writes the head, and the body where it is small; a larger one is left `unsent`."""
         connection.attach(self)
         transport, body = connection.transport, self._body
         self.written = True
@@ -176,12 +180,11 @@ class Call:
             transport.write(self._head + body)
         else:
             transport.write(self._head)
-            await self._send_slices(connection)
+            connection.unsent = True
         self.deadline = self._loop.time() + self._timeouts.first_byte_ms / 1000
 
     async def _send_slices(self, connection: OriginConnection) -> None:
         """A large body, as fast as the upstream takes it; no further once it answers."""
-        connection.unsent = True
         view = memoryview(self._body)
         for start in range(0, len(view), SLICE_BYTES):
             connection.transport.write(view[start : start + SLICE_BYTES])
@@ -191,6 +194,7 @@ class Call:
             if self.status or self._connection is not connection:
                 return
         connection.unsent = False
+        self.deadline = self._loop.time() + self._timeouts.first_byte_ms / 1000
 
     # Told by the connection.
 
