@@ -8,7 +8,7 @@ import pytest
 
 from sluicegate.config.load import load_text
 from sluicegate.config.schema import ConfigError
-from support_inloop import PROMPT, Bench, config_text, request, running
+from support_inloop import PROMPT, Bench, config_text, fresh_redis, request, running
 
 LIMITS = "[2000 tokens/day, $1/day, 5000 tokens/minute, 4 concurrent]"
 ROOT = {"model": "chat", "messages": [{"role": "user", "content": PROMPT}]}
@@ -166,13 +166,14 @@ async def test_case_114_missing_fields_are_named(tmp_path: Path, missing: str) -
 @pytest.mark.parametrize("ledger", ["memory", "redis"])
 async def test_case_119_amounts_beyond_2_53(tmp_path: Path, redis_url: str, amount: str, ledger: str) -> None:
     """What a double cannot hold exactly never reaches a script: alone, times the price, or times the number of choices."""
-    url = redis_url.removesuffix("/0") + "/11" if ledger == "redis" else "memory://"
-    async with running(tmp_path, ledger=url, limits="[$1000/day]", options={"completion": 5}) as bench:
-        for n in (1, 128):
-            body = json.dumps(ROOT | {"n": n}).encode()[:-1] + f', "max_tokens": {amount}}}'.encode()
-            answer = await bench.post(body)
-            assert (answer.status, answer.error["param"]) == (400, "max_tokens")
-        assert list(bench.mock.calls) == []
+    with fresh_redis(redis_url) as (redis, _):
+        url = redis if ledger == "redis" else "memory://"
+        async with running(tmp_path, ledger=url, limits="[$1000/day]", options={"completion": 5}) as bench:
+            for n in (1, 128):
+                body = json.dumps(ROOT | {"n": n}).encode()[:-1] + f', "max_tokens": {amount}}}'.encode()
+                answer = await bench.post(body)
+                assert (answer.status, answer.error["param"]) == (400, "max_tokens")
+            assert list(bench.mock.calls) == []
 
 
 UNBOUNDED: list[dict[str, Any]] = [
