@@ -300,6 +300,7 @@ class Gateway:
             choices=request.choices,
             cap=attempt.most,
             pace=pace,
+            visible=attempt.visible,
             growth=self._growth(trip, attempt, pace) if attempt.extends and not whole and attempt.held.template.counters else None,
             write_timeout_s=trip.timeouts.write_ms / 1000,
             clock=self._clock,

@@ -186,6 +186,7 @@ class Relay:
         cap: int,
         pace: Pace,
         growth: Growth | None,
+        visible: bool,
         write_timeout_s: float,
         clock: Callable[[], float],
     ) -> None:
@@ -207,6 +208,7 @@ class Relay:
         self._choices = choices
         self._pace = pace
         self._growth = growth
+        self._paced = visible  # the pace decides what may still come after a close, where that is not simply the cap
         # An upstream that runs far past the cap it was sent is cut too.
         self._ceiling = cap * OVERSHOOT_MILLI // 1000 + OVERSHOOT_FLAT
         self._write_timeout_s = write_timeout_s
@@ -285,7 +287,8 @@ class Relay:
                 self.ended, self.error = "died", error
         else:
             self._absorb(self.reader.feed(data) if data else self.reader.end())
-            self._pace.saw(self._meter.seen, self._clock())
+            if self._paced:
+                self._pace.saw(self._meter.seen, self._clock())
             if not data and not self._done and self.ended == "open":
                 self._done = len(self.finishes) >= self._choices
                 if not self._done:
@@ -294,14 +297,14 @@ class Relay:
 
     def _absorb(self, events: list[Event]) -> None:
         """Meters whole events and queues their bytes."""
-        meter = self._meter
+        meter, hide_usage = self._meter, self._hide_usage
         for event in events:
             if self._done or self.ended != "open":
                 return
             raw, kind = event.raw, event.kind
             if kind == "chunk":
                 self._note(event)
-                if self._hide_usage:
+                if hide_usage:
                     raw = self._write_event(event, True)
             elif kind == "done":
                 self._done, self.tail = True, raw
@@ -337,10 +340,13 @@ class Relay:
 
     def _advance(self) -> None:
         """After new bytes or an answer of the ledger: keeps the grant ahead of the stream, releases what is covered, ends what must end."""
-        growth, meter, now = self._growth, self._meter, self._clock()
-        if self.ended != "open":
+        growth, meter = self._growth, self._meter
+        if growth is None and not self._waiting and self._done and self.ended == "open":
+            self.ended = "complete"
+        if self.ended != "open" or (growth is None and not self._waiting):
             self._flush()
             return
+        now = self._clock()
         if growth is not None and not self._done:
             growth.saw(meter.seen, meter.largest, now)
         while self._waiting and self._covered(self._waiting[0][0]):

@@ -67,6 +67,7 @@ class Stage:
             cap=cap,
             pace=pace,
             growth=growth,
+            visible=True,
             write_timeout_s=WRITE_TIMEOUT_S,
             clock=lambda: self.now,
         )
