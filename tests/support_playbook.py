@@ -97,6 +97,7 @@ class FakeCall:
         self.failure: Reason | None = None
         self.written = self.complete = self.closed = self.paused = False
         self.pauses = 0
+        self.sink: Callable[[], None] | None = None
         self.connected = connected
         self._waiter: asyncio.Future[None] | None = None
 
@@ -173,8 +174,14 @@ class FakeCall:
         self._waiter = asyncio.get_running_loop().create_future()
         await self._waiter
 
+    @property
+    def over(self) -> bool:
+        return self.complete or self.failure is not None
+
     def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
+        if self.sink is not None:
+            self.sink()
+        elif self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
 

@@ -209,8 +209,7 @@ class Relay:
         self._pace = pace
         self._growth = growth
         self._paced = visible  # the pace decides what may still come after a close, where that is not simply the cap
-        # An upstream that runs far past the cap it was sent is cut too.
-        self._ceiling = cap * OVERSHOOT_MILLI // 1000 + OVERSHOOT_FLAT
+        self._ceiling = cap * OVERSHOOT_MILLI // 1000 + OVERSHOOT_FLAT  # an upstream that runs far past its cap is cut too
         self._write_timeout_s = write_timeout_s
         self._clock = clock
         self._ready: list[bytes] = []
@@ -221,6 +220,7 @@ class Relay:
         self._taken_at = 0.0
         self._drain: asyncio.Future[None] | None = None  # a slow client is waited for
         self._watching: asyncio.TimerHandle | None = None
+        self._blocked: asyncio.Future[None]  # of this task, while what comes is taken in without it
         if growth is not None:
             growth.on_answer = self._advance
 
@@ -250,9 +250,35 @@ class Relay:
         while self.ended == "open":
             if self._unsent:
                 await self._slow_client()
-            await self._read()
+            await self._flow()
+            if self.ended == "open":
+                await self._read()
         if self._watching is not None:
             self._watching.cancel()
+
+    async def _flow(self) -> None:
+        """Takes in what comes as it comes, without waking this task for it, until there is something that the task has to do or to wait for."""
+        self._blocked = asyncio.get_running_loop().create_future()
+        self._call.sink = self._take_in
+        try:
+            self._take_in()
+            await self._blocked
+        finally:
+            self._call.sink = None
+
+    def _take_in(self) -> None:
+        call = self._call
+        try:
+            if not call.over and (data := call.take()):
+                self._absorb(self.reader.feed(data))
+                if self._paced:
+                    self._pace.saw(self._meter.seen, self._clock())
+                self._advance()
+        except Exception as error:  # belongs to the task, not to the connection that called
+            if not self._blocked.done():
+                self._blocked.set_exception(error)
+        if (call.over or self.ended != "open" or self._done or self._unsent) and not self._blocked.done():
+            self._blocked.set_result(None)
 
     def cut(self, why: Why) -> None:
         """Closes the upstream at once; what is not covered is not delivered."""

@@ -16,7 +16,7 @@ Time limits are checked by one timer per pool, every `TICK_S`: no timer is made 
 
 import asyncio
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Literal
 from urllib.parse import urlsplit
@@ -51,7 +51,7 @@ class Call:
     """One request and its answer. One task at a time may start or read it; `close` may come from anywhere."""
 
     __slots__ = (
-        *("bodiless", "complete", "deadline", "headers", "status", "stirred", "written"),
+        *("bodiless", "complete", "deadline", "headers", "sink", "status", "stirred", "written"),
         *("_body", "_connecting", "_connection", "_failure", "_head", "_loop", "_paused", "_pool", "_raced", "_rest", "_timeouts", "_total_end"),
         *("_waiter", "_wrote_at"),
     )
@@ -61,6 +61,7 @@ class Call:
         self.headers: dict[bytes, bytes] = {}
         self.written = False
         self.complete = False  # the answer has arrived whole
+        self.sink: Callable[[], None] | None = None  # called at once for all that comes, instead of waking whoever waits
         self.bodiless = bodiless
         self.stirred = False
         self.deadline = _NEVER
@@ -204,7 +205,15 @@ class Call:
         self.stirred = True
         self.wake()
 
+    @property
+    def over(self) -> bool:
+        """Nothing more will come: the answer is complete, or the call has failed."""
+        return self.complete or self._failure is not None
+
     def wake(self) -> None:
+        if self.sink is not None:
+            self.sink()
+            return
         waiter = self._waiter
         if waiter is not None:
             self._waiter = None
