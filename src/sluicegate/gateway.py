@@ -24,12 +24,13 @@ from sluicegate.core.record import Record
 from sluicegate.core.tenants import Deployment, Key, Policy
 from sluicegate.core.usage import NOTHING, Charge
 from sluicegate.dialects.form import BadRequest, Request, Target
+from sluicegate.growth import Growth, Pace
 from sluicegate.http.exchange import BodyTooLarge, ClientGone, Exchange
 from sluicegate.http.upstream import Call, Pool, UpstreamError
 from sluicegate.ledger.contract import Ledger, LedgerUnavailable
 from sluicegate.outbox import Outbox
 from sluicegate.reject import Reject
-from sluicegate.relay import Growth, Pace, Relay
+from sluicegate.relay import Relay
 from sluicegate.trip import Attempt, Dialect, Held, Trip
 
 ERROR_BODY_MAX = 1 << 20

@@ -8,13 +8,14 @@ from collections.abc import Collection
 
 import pytest
 
-from sluicegate import relay as relay_module
+from sluicegate import growth as growth_module
 from sluicegate.core.claims import Reply
 from sluicegate.core.meter import Meter
 from sluicegate.dialects import openai_chat
+from sluicegate.growth import ASK_AGAIN_S, LOOKAHEAD_MIN, PATIENCE_S, Growth, Pace
 from sluicegate.http.upstream import Reason
 from sluicegate.ledger.contract import LedgerUnavailable
-from sluicegate.relay import ASK_AGAIN_S, CLIENT_BUFFER_MAX, LOOKAHEAD_MIN, PATIENCE_S, Growth, Pace, Relay
+from sluicegate.relay import CLIENT_BUFFER_MAX, Relay
 from support_inloop import chunk, sse, usage_chunk
 from support_playbook import FakeCall, FakeExchange
 from support_sockets import settle
@@ -405,7 +406,7 @@ def test_before_the_pace_is_known_everything_is_taken_to_have_come_at_once() -> 
 
 async def test_a_stream_that_falls_silent_is_taken_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """100 tokens a second and then nothing: the hold grows with what may be on its way, and where it cannot, the upstream is closed in time."""
-    monkeypatch.setattr(relay_module, "SILENCE_S", 0.01)
+    monkeypatch.setattr(growth_module, "SILENCE_S", 0.01)
     stage = Stage(granted=100, want=1000)
     for _ in range(4):
         await stage.feed(text(10))
