@@ -7,7 +7,8 @@ path ends as always. Every hold that is granted ends in `_settle`, whatever happ
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+import types
+from collections.abc import Callable, Generator, Mapping, Sequence
 
 import structlog
 
@@ -26,7 +27,7 @@ from sluicegate.core.usage import NOTHING, Charge
 from sluicegate.dialects.form import BadRequest, Request, Target
 from sluicegate.growth import Growth, Pace
 from sluicegate.http.exchange import BodyTooLarge, ClientGone, Exchange
-from sluicegate.http.upstream import Call, Pool, UpstreamError
+from sluicegate.http.upstream import Pool, UpstreamError, read_all
 from sluicegate.ledger.contract import Ledger, LedgerUnavailable
 from sluicegate.outbox import Outbox
 from sluicegate.reject import Reject
@@ -108,7 +109,7 @@ class Gateway:
         record = None
         if trip.standing is not None:
             record = self._settle(trip, trip.standing)
-            await asyncio.sleep(0)  # the journal and the ledger's link write at the end of this turn; the last byte goes out in the next
+            await _next_turn()  # the journal and the ledger's link write at the end of this turn; the last byte goes out in the next
         now = self._clock()
         answers.finish(trip, now)
         answered = trip.answered
@@ -176,7 +177,8 @@ class Gateway:
             if deployment.counters:
                 await self._hold_at_deployment(trip, attempt)
             if template.counters:
-                await self._hold_for_key(trip, attempt, plan)
+                admission = self._admission(trip, attempt, plan)
+                self._admitted(trip, attempt, admission, await self._admit(trip, attempt.held, admission))
         except (Reject, LedgerUnavailable):
             self._cancel(attempt)
             raise
@@ -187,22 +189,26 @@ class Gateway:
             raise ClientGone
         return attempt
 
-    async def _hold_for_key(self, trip: Trip, attempt: Attempt, plan: Plan) -> None:
-        budget, figures, held, price = trip.policy.budget, attempt.figures, attempt.held, attempt.deployment.price
-        admission = Admission(
+    def _admission(self, trip: Trip, attempt: Attempt, plan: Plan) -> Admission:
+        """What an attempt asks of the key's limits."""
+        figures, held = attempt.figures, attempt.held
+        return Admission(
             held.hold_id,
             held.template.refset(self._ledger.now_ms()),
-            held.template.amounts(figures, price, 0 if trip.counted else 1),
+            held.template.amounts(figures, attempt.deployment.price, 0 if trip.counted else 1),
             figures.need,
             figures.aim if attempt.extends else figures.want,
             figures.want,
-            budget.hold_ttl_ms,
+            trip.policy.budget.hold_ttl_ms,
             f"{trip.request_id} {plan.key.id} {attempt.deployment.id}",
             trip.standing.held.hold_id if trip.standing is not None else "",
         )
-        reply = await self._admit(trip, held, admission)
+
+    def _admitted(self, trip: Trip, attempt: Attempt, admission: Admission, reply: Reply | None) -> None:
+        """Takes the ledger's answer for the key's limits. Raises Reject where they refuse."""
         if reply is None:
             return
+        figures, held, budget = attempt.figures, attempt.held, trip.policy.budget
         trip.reply, trip.refset = reply, admission.refs
         if reply.status != "granted":
             refusal = refusals.explain(
@@ -213,7 +219,7 @@ class Gateway:
                 figures.want,
                 reply,
                 aim=figures.aim,
-                usd_rate=held.template.usd_rate(price),
+                usd_rate=held.template.usd_rate(attempt.deployment.price),
                 show_figures=budget.show_figures,
             )
             rejected = reject.refused(refusal, budget.show_figures)
@@ -318,7 +324,7 @@ class Gateway:
         call, deployment = attempt.call, attempt.deployment
         assert call is not None
         ok = 200 <= call.status < 300
-        body = call.take() if call.complete else await _read_all(call, ANSWER_MAX if ok else ERROR_BODY_MAX)
+        body = call.take() if call.complete else await read_all(call, ANSWER_MAX if ok else ERROR_BODY_MAX)
         answer = trip.dialect.read_answer(body)
         attempt.usage = answer.usage
         if ok and answer.readable and answer.failure is None:
@@ -416,13 +422,7 @@ class Gateway:
             log.warning("deployment is capped from now on: it bills more than it shows", deployment=attempt.deployment.id)
 
 
-async def _read_all(call: Call, max_bytes: int) -> bytes:
-    """The whole body of an answer; one that is larger is an answer that cannot be read."""
-    parts, size = [], 0
-    while size <= max_bytes and (data := await call.read()):
-        parts.append(data)
-        size += len(data)
-    if size > max_bytes:
-        call.close()
-        raise UpstreamError("protocol", True, f"the answer is larger than {max_bytes} bytes")
-    return b"".join(parts)
+@types.coroutine
+def _next_turn() -> Generator[None, None, None]:
+    """As asyncio.sleep(0), with nothing around it."""
+    yield

@@ -400,3 +400,15 @@ class Pool:
             self._idle.pop(0).transport.close()
         if self._calls or self._idle:
             self._run_timer()
+
+
+async def read_all(call: Call, max_bytes: int) -> bytes:
+    """The whole body of an answer; one that is larger is an answer that cannot be read."""
+    parts, size = [], 0
+    while size <= max_bytes and (data := await call.read()):
+        parts.append(data)
+        size += len(data)
+    if size > max_bytes:
+        call.close()
+        raise UpstreamError("protocol", True, f"the answer is larger than {max_bytes} bytes")
+    return b"".join(parts)
