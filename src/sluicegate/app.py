@@ -104,7 +104,7 @@ class Worker:
             time_ms,
             config.server.max_body,
         )
-        self._upkeep = Upkeep(self.gateway, self.ledger, self.learned, policy.budget.hold_ttl_ms, self._swept, loop.time)
+        self._upkeep = Upkeep(self.gateway, self.ledger, self.learned, policy.budget.hold_ttl_ms, self._swept, self.metrics.ledger, time.monotonic)
         self.metrics.journal = lambda: (self._outbox.backlog, self._journal.dropped)
         self._siblings = Siblings(Path(config.journal), self.metrics)
         self.surface = Surface(self.gateway, self.ledger, self.not_ready, self._siblings.scrape, self._may_scrape)
@@ -147,7 +147,7 @@ class Worker:
         """Why this worker should get no new requests; "" if it should."""
         if self.server is not None and not self.server.ready:
             return "draining"
-        away_s = asyncio.get_running_loop().time() - self._upkeep.seen_at
+        away_s = time.monotonic() - self._upkeep.seen_at
         if away_s >= LEDGER_AWAY_S and self._loaded.policy.on_ledger_failure == "refuse":
             return "the ledger does not answer"
         return ""
@@ -156,7 +156,7 @@ class Worker:
         metrics = self.metrics
         metrics.in_flight = len(self.gateway.trips)
         metrics.held_output_tokens = sum(trip.standing.granted for trip in self.gateway.trips if trip.standing is not None)
-        metrics.ledger_up = asyncio.get_running_loop().time() - self._upkeep.seen_at < LEDGER_AWAY_S
+        metrics.ledger_up = time.monotonic() - self._upkeep.seen_at < LEDGER_AWAY_S
 
     def _may_scrape(self, exchange: Exchange) -> bool:
         key = self._config.admin.metrics_key

@@ -23,17 +23,26 @@ log = structlog.get_logger("upkeep")
 
 
 class Upkeep:
-    """The background work of one worker. `seen_at` is when the ledger last answered (loop time)."""
+    """The background work of one worker. `seen_at` is when the ledger last answered (by `clock`)."""
 
     def __init__(
-        self, gateway: Gateway, ledger: Ledger, learned: Learned, hold_ttl_ms: int, on_swept: Callable[[Swept], None], clock: Callable[[], float]
+        self,
+        gateway: Gateway,
+        ledger: Ledger,
+        learned: Learned,
+        hold_ttl_ms: int,
+        on_swept: Callable[[Swept], None],
+        on_answer: Callable[[str, int], None],
+        clock: Callable[[], float],
     ) -> None:
+        """on_answer: told what the ledger was asked (renew, sweep, learn) and how long it took, in microseconds."""
         self.seen_at = clock()
         self._gateway = gateway
         self._ledger = ledger
         self._learned = learned
         self._hold_ttl_ms = hold_ttl_ms
         self._on_swept = on_swept
+        self._on_answer = on_answer
         self._clock = clock
         self._away = False
 
@@ -75,6 +84,7 @@ class Upkeep:
     async def _every(self, period_s: float, work: Callable[[], Awaitable[bool]]) -> None:
         while True:
             await asyncio.sleep(period_s)
+            started = self._clock()
             try:
                 asked = await work()
             except LedgerUnavailable as error:
@@ -84,6 +94,7 @@ class Upkeep:
             else:
                 if asked:
                     self.seen_at = self._clock()
+                    self._on_answer(work.__name__, int((self.seen_at - started) * 1e6))
                     self._change(away=False)
 
     def _change(self, away: bool, why: str = "") -> None:

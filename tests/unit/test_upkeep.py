@@ -71,7 +71,16 @@ class Stage:
         self.learned = Learned()
         self.told: list[Swept] = []
         self.now = 50.0
-        self.upkeep = Upkeep(self.gateway, self.ledger, self.learned, 30_000, self.told.append, lambda: self.now)  # type: ignore[arg-type]
+        self.answers: list[tuple[str, int]] = []
+        self.upkeep = Upkeep(
+            self.gateway,  # type: ignore[arg-type]
+            self.ledger,  # type: ignore[arg-type]
+            self.learned,
+            30_000,
+            self.told.append,
+            lambda asked, took_us: self.answers.append((asked, took_us)),
+            lambda: self.now,
+        )
 
 
 @pytest.fixture
@@ -135,6 +144,8 @@ async def test_every_loop_survives_and_a_change_is_logged_once(stage: Stage, mon
         stage.now = 60.0
         await settle()
         assert (stage.upkeep.seen_at, logs) == (60.0, [])
+        assert {asked for asked, _ in stage.answers} >= {"sweep", "learn"}
+        assert max(took_us for _, took_us in stage.answers) <= 10_000_000
         stage.ledger.away = True
         await settle()
         stage.now = 70.0
