@@ -335,7 +335,7 @@ async def test_a_stream_that_is_cut_ends_in_the_clients_dialect(tmp_path: Path, 
 
 
 def _template(bench: Bench) -> Any:
-    return bench.worker.gateway._plans.of(bench.keys["sk-key"], bench.loaded.policy.models["chat"]).template
+    return bench.worker.gateway.plans.of(bench.keys["sk-key"], bench.loaded.policy.models["chat"]).template
 
 
 async def rival(bench: Bench, tokens: int) -> None:

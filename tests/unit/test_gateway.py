@@ -615,7 +615,7 @@ async def test_a_stale_window_is_recomputed(stage: Stage) -> None:
     await settle()
     stage.call("b").fail("connect")
     await stage.over()
-    template = stage.gateway._plans.of(next(iter(stage.policy.keys.values())), stage.policy.models["two"]).template
+    template = stage.gateway.plans.of(next(iter(stage.policy.keys.values())), stage.policy.models["two"]).template
     stage.clock.now_ms += 86_400_000
     template._valid_until_ms = stage.clock.now_ms + 1  # as if this worker's clock were late
     exchange = await stage.send()
