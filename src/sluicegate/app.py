@@ -104,7 +104,8 @@ class Worker:
             time_ms,
             config.server.max_body,
         )
-        self._upkeep = Upkeep(self.gateway, self.ledger, self.learned, policy.budget.hold_ttl_ms, self._swept, self.metrics.ledger, time.monotonic)
+        ttl_ms, metrics = policy.budget.hold_ttl_ms, self.metrics
+        self._upkeep = Upkeep(self.gateway, self.ledger, self.learned, ttl_ms, self._swept, metrics.ledger, metrics.loop_lag, time.monotonic)
         self.metrics.journal = lambda: (self._outbox.backlog, self._journal.dropped)
         self._siblings = Siblings(Path(config.journal), self.metrics)
         self.surface = Surface(self.gateway, self.ledger, self.not_ready, self._siblings.scrape, self._may_scrape)

@@ -18,6 +18,7 @@ from sluicegate.ledger.contract import Ledger, LedgerUnavailable
 RENEW_AT_ONCE = 256
 SWEEP_S, SWEEP_AT_ONCE = 2.0, 64
 LEARN_S = 1.0
+LAG_S = 0.1
 
 log = structlog.get_logger("upkeep")
 
@@ -33,9 +34,10 @@ class Upkeep:
         hold_ttl_ms: int,
         on_swept: Callable[[Swept], None],
         on_answer: Callable[[str, int], None],
+        on_lag: Callable[[int], None],
         clock: Callable[[], float],
     ) -> None:
-        """on_answer: told what the ledger was asked (renew, sweep, learn) and how long it took, in microseconds."""
+        """Both in microseconds. on_answer: what the ledger was asked (renew, sweep, learn) and how long it took. on_lag: by how much a timer was late."""
         self.seen_at = clock()
         self._gateway = gateway
         self._ledger = ledger
@@ -43,6 +45,7 @@ class Upkeep:
         self._hold_ttl_ms = hold_ttl_ms
         self._on_swept = on_swept
         self._on_answer = on_answer
+        self._on_lag = on_lag
         self._clock = clock
         self._away = False
 
@@ -52,6 +55,7 @@ class Upkeep:
             tasks.create_task(self._every(self._hold_ttl_ms / 3000, self.renew))
             tasks.create_task(self._every(SWEEP_S, self.sweep))
             tasks.create_task(self._every(LEARN_S, self.learn))
+            tasks.create_task(self._watch_loop())
 
     async def renew(self) -> bool:
         """Nothing expires under a live worker."""
@@ -80,6 +84,12 @@ class Upkeep:
             raise
         self._learned.absorb(sums)
         return True
+
+    async def _watch_loop(self) -> None:
+        while True:
+            due = self._clock() + LAG_S
+            await asyncio.sleep(LAG_S)
+            self._on_lag(max(0, int((self._clock() - due) * 1e6)))
 
     async def _every(self, period_s: float, work: Callable[[], Awaitable[bool]]) -> None:
         while True:

@@ -72,6 +72,7 @@ class Stage:
         self.told: list[Swept] = []
         self.now = 50.0
         self.answers: list[tuple[str, int]] = []
+        self.lags: list[int] = []
         self.upkeep = Upkeep(
             self.gateway,  # type: ignore[arg-type]
             self.ledger,  # type: ignore[arg-type]
@@ -79,6 +80,7 @@ class Stage:
             30_000,
             self.told.append,
             lambda asked, took_us: self.answers.append((asked, took_us)),
+            self.lags.append,
             lambda: self.now,
         )
 
@@ -166,3 +168,18 @@ async def test_every_loop_survives_and_a_change_is_logged_once(stage: Stage, mon
     states = [(line["from"], line["to"]) for line in logs if line["event"] == "ledger state"]
     assert states == [("up", "away"), ("away", "up")]
     assert {line["event"] for line in logs} == {"ledger state", "background work failed"}
+
+
+async def test_a_late_timer_is_told(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By how much, in microseconds; never below zero, though clocks are read apart."""
+    monkeypatch.setattr("sluicegate.upkeep.LAG_S", 0.0)
+    running = asyncio.get_running_loop().create_task(stage.upkeep.run())
+    await settle()
+    stage.now += 0.25
+    await settle()
+    stage.now -= 0.1
+    await settle()
+    running.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await running
+    assert set(stage.lags) == {0, 250_000}

@@ -89,6 +89,7 @@ class Counts(msgspec.Struct):
     overruns: dict[str, int] = {}  # by deployment: reported output above what the meter allows for
     ledger: dict[str, Histogram] = {}  # by verb
     overhead: Histogram = msgspec.field(default_factory=lambda: Histogram.over(FAST_US))
+    loop_lag: Histogram = msgspec.field(default_factory=lambda: Histogram.over(FAST_US))
     in_flight: int = 0
     held_output_tokens: int = 0
     journal_backlog: int = 0
@@ -113,6 +114,7 @@ class Counts(msgspec.Struct):
             for key, value in getattr(other, name).items():
                 table[key] = table.get(key, 0) + value
         self.overhead.add(other.overhead)
+        self.loop_lag.add(other.loop_lag)
         for name in ("in_flight", "held_output_tokens", "journal_backlog", "journal_dropped", "ledger_down", "workers"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
@@ -139,6 +141,7 @@ class Metrics:
         self._overruns: dict[str, int] = {}
         self._ledger: dict[str, Histogram] = {}
         self._overhead = Histogram.over(FAST_US)
+        self._loop_lag = Histogram.over(FAST_US)
         self._uncounted: list[Record] = []
         self.in_flight = 0
         self.held_output_tokens = 0
@@ -186,6 +189,10 @@ class Metrics:
             histogram = self._ledger[verb] = Histogram.over(FAST_US)
         histogram.observe(duration_us)
 
+    def loop_lag(self, late_us: int) -> None:
+        """Counts by how much a timer was late: so long everything else waited, too."""
+        self._loop_lag.observe(late_us)
+
     def overrun(self, deployment: str) -> None:
         """An upstream reported more output than the meter's count explains."""
         self._count(self._overruns, deployment)
@@ -203,6 +210,7 @@ class Metrics:
             self._overruns,
             self._ledger,
             self._overhead,
+            self._loop_lag,
             self.in_flight,
             self.held_output_tokens,
             backlog,
@@ -324,6 +332,8 @@ class _Collector:
         totals = {name: upstream.total for name, upstream in counts.upstreams.items()}
         yield _histogram("sluicegate_upstream_seconds", "Time of upstream calls.", "deployment", totals)
         yield _histogram("sluicegate_overhead_seconds", "Time that the gateway itself added to a request.", "", {"": counts.overhead})
+        lag = "By how much timers of the event loop were late, looked at ten times a second."
+        yield _histogram("sluicegate_loop_lag_seconds", lag, "", {"": counts.loop_lag})
         yield GaugeMetricFamily("sluicegate_in_flight", "Requests in progress.", counts.in_flight)
         yield GaugeMetricFamily("sluicegate_held_output_tokens", "Output tokens granted to requests in progress.", counts.held_output_tokens)
         yield GaugeMetricFamily("sluicegate_journal_backlog", "Settlements that the ledger has not acknowledged.", counts.journal_backlog)

@@ -90,6 +90,9 @@ def test_latencies(metrics: Metrics) -> None:
     assert found["sluicegate_overhead_seconds_bucket", "5e-05"] == 0 and found["sluicegate_overhead_seconds_bucket", "7.5e-05"] == 1
     assert [found["sluicegate_ledger_seconds_bucket", le, "admit"] for le in ("2.5e-05", "7.5e-05", "0.0001", "+Inf")] == [1, 1, 2, 2]
     assert found["sluicegate_ledger_seconds_sum", "admit"] == pytest.approx(105e-6)
+    metrics.loop_lag(1_500)
+    found = shown(metrics)
+    assert found["sluicegate_loop_lag_seconds_bucket", "0.001"] == 0 and found["sluicegate_loop_lag_seconds_bucket", "0.0025"] == 1
 
 
 def test_refused_requests_have_no_upstream_latency(metrics: Metrics) -> None:
@@ -198,6 +201,7 @@ async def test_workers_add_up(siblings: Callable[..., "asyncio.Future[Siblings]"
             metrics.observe(served(model="small" if number == 2 else "chat", truncated="budget"))
         metrics.in_flight, metrics.held_output_tokens, metrics.journal = number, 10, lambda: (1, 0)
         metrics.ledger("settle", 70)
+        metrics.loop_lag(70)
         counts.append(await siblings(metrics))
     for worker in counts * 2:
         found = samples(await worker.scrape())
@@ -205,6 +209,7 @@ async def test_workers_add_up(siblings: Callable[..., "asyncio.Future[Siblings]"
         assert found["sluicegate_cost_usd_total", "chat"] == 4.5
         assert found["sluicegate_truncations_total", "budget"] == found["sluicegate_upstream_seconds_count", "a/b"] == 6
         assert found["sluicegate_overhead_seconds_bucket", "7.5e-05"] == 6
+        assert found["sluicegate_loop_lag_seconds_sum",] == pytest.approx(210e-6)
         assert found["sluicegate_ledger_seconds_count", "settle"] == found["sluicegate_journal_backlog",] == 3
         assert found["sluicegate_in_flight",] == 3 and found["sluicegate_held_output_tokens",] == 30
         assert found["sluicegate_ledger_up",] == 1 and found["sluicegate_workers",] == 3
