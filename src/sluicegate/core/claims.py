@@ -22,6 +22,8 @@ class Ref(msgspec.Struct, frozen=True, gc=False):
     end_ms: int = 0
     gain: int = 0  # "b": refills `gain` units every `per_ms`, in lowest terms
     per_ms: int = 0  # "s": length of one of the 60 slices
+    reserved: int = 0  # of the ceiling, kept from this claimant's priority: no admission reaches into it, extensions may
+    marks: tuple[int, ...] = ()  # "w": amounts of `used` that are worth a warning, ascending
 
 
 class RefSet:
@@ -74,12 +76,34 @@ class Settlement(msgspec.Struct, gc=False):
 
     mode "settle": an unknown id means already settled. "force": an unknown id is charged (work served without a hold) and a marker stays
     for 7 days. "cancel": nothing was used; an unknown id leaves a marker for 60 s that refuses a late admit.
+    epoch: the one that admitted the hold, for those who keep settlements; a ledger settles in the present one.
     """
 
     hold_id: str
     refs: RefSet
     actual: tuple[int, ...]
     mode: Literal["settle", "force", "cancel"] = "settle"
+    epoch: str = ""
+
+
+class Announcement(msgspec.Struct, gc=False):
+    """An open hold, told to a state that was seeded anew: taken up with `g` whatever the ceilings say. Amounts, tag and ttl as in an Admission."""
+
+    hold_id: str
+    refs: RefSet
+    amounts: tuple[int, ...]
+    g: int
+    seen: int
+    ttl_ms: int
+    tag: str
+
+
+class Seed(msgspec.Struct, gc=False):
+    """What one counter begins with. `ref` gives kind, refill and end."""
+
+    ref: Ref
+    used: int = 0  # "w": used; "b": deficit
+    slices: dict[int, int] = {}  # "s": slice number -> amount
 
 
 class Reply(msgspec.Struct, gc=False):
@@ -100,10 +124,11 @@ class Reply(msgspec.Struct, gc=False):
 
 
 class Settled(msgspec.Struct, gc=False):
-    """A ledger's answer to settle. late: the hold had expired, the charge was corrected."""
+    """A ledger's answer to settle. late: the hold had expired, the charge was corrected. marks: (ref index, mark index) newly reached."""
 
     status: Literal["settled", "already", "late", "forced", "cancelled"]
     now_ms: int
+    marks: tuple[tuple[int, int], ...] = ()
 
 
 class Swept(msgspec.Struct, gc=False):
