@@ -32,6 +32,7 @@ MAY_IMPORT = {
     "config": {"core", "providers"},
     "providers": {"core"},
     "journal": {"core"},
+    "records": {"core"},
     "mock": {"core", "http"},
     "supervisor": set(),
 }

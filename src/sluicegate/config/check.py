@@ -31,7 +31,8 @@ def report(loaded: Loaded, now_ms: int) -> list[RenderableType]:
 
 def warnings(loaded: Loaded) -> list[str]:
     """What is allowed but hardly meant. Also logged when the gateway starts."""
-    return [*_plain_keys(loaded.config), *_closed_metrics(loaded.config), *_unpriced(loaded.policy), *_oversold(loaded.policy)]
+    config, policy = loaded.config, loaded.policy
+    return [*_plain_keys(config), *_closed_metrics(config), *_own_records(config), *_unpriced(policy), *_oversold(policy)]
 
 
 # -- tables -------------------------------------------------------------------------------------------------------------------------------
@@ -151,6 +152,11 @@ def _plain_keys(config: schema.Config) -> Iterator[str]:
 def _closed_metrics(config: schema.Config) -> Iterator[str]:
     if not config.server.on_loopback and config.admin.metrics_key is None:
         yield "server.listen: others than this machine can connect, so /metrics answers nobody; give admin.metrics_key_env to open it"
+
+
+def _own_records(config: schema.Config) -> Iterator[str]:
+    if config.ledger.startswith("redis") and config.records.startswith("sqlite:"):
+        yield "records: a file of this machine beside a ledger that others may share; re-seeding a lost ledger then knows only this machine's usage"
 
 
 def _unpriced(policy: Policy) -> Iterator[str]:

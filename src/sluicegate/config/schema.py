@@ -117,12 +117,25 @@ def _sendable(value: SecretStr) -> SecretStr:
     return value
 
 
+def _readable(url: str) -> str:
+    """The URL of a PostgreSQL database, read as libpq reads it; the rest is not looked at."""
+    if not url.startswith("sqlite:"):
+        from psycopg import ProgrammingError, conninfo  # noqa: PLC0415  (takes a while, and few configurations need it)
+
+        try:
+            conninfo.conninfo_to_dict(url)
+        except ProgrammingError:  # its text may quote the password
+            raise ValueError("is no URL of PostgreSQL; inside a password, spaces, %, :, / and @ are written %20, %25, %3A, %2F, %40") from None
+    return url
+
+
 Duration = Annotated[int, PlainValidator(_duration_ms)]
 Size = Annotated[int, PlainValidator(_size_bytes)]
 Whole = Annotated[int, BeforeValidator(_whole)]
 OnOff = Annotated[bool, BeforeValidator(_on_off)]
 PicoUsd = Annotated[int, PlainValidator(_pico_usd)]
 Limits = Annotated[list[Annotated[Limit | None, PlainValidator(_limit)]], BeforeValidator(lambda value: [] if value is None else value)]
+RecordsUrl = Annotated[str, Field(pattern=r"^(sqlite:///.+|postgres(ql)?://.+)$"), AfterValidator(_readable)]
 EnvSecret = Annotated[SecretStr | None, PlainValidator(_secret_from_environ)]
 Tokenizer = Literal["o200k_base", "cl100k_base"]
 
@@ -320,6 +333,7 @@ class Config(Section):
     ledger_timeout_ms: Duration = Field(default=1_000, alias="ledger_timeout")
     ledger_durability: Literal["normal", "full"] = "normal"
     on_ledger_failure: Literal["refuse", "allow"] = "refuse"
+    records: RecordsUrl = Field(default="sqlite:///data/records.db", repr=False)
     journal: str = Field(default="data/journal/", min_length=1)
     admin: Admin = Admin()
     providers: dict[str, Provider]

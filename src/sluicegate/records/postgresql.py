@@ -1,0 +1,74 @@
+"""The records in PostgreSQL, for workers on several machines.
+
+psycopg 3. The URL goes to libpq as it was written: several hosts, service names and TLS options work. Nothing depends on the session (settings are
+the transaction's, no statement is prepared), so a pooler may be between.
+
+Invariant: no credential of the URL is in `place` or in a text that went through `plain`.
+"""
+
+import contextlib
+import os
+import socket
+from typing import Any
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+from sqlalchemy import Connection, Engine, create_engine, text
+from sqlalchemy.pool import QueuePool
+
+PASSING = {"40001", "40P01"}  # serialization failure, deadlock: the server asks for the transaction once more
+
+
+class Postgresql:
+    """A backend of database.py. A url that libpq cannot read raises ValueError."""
+
+    def __init__(self, url: str, timeout_s: float) -> None:
+        try:
+            parts: dict[str, Any] = conninfo_to_dict(url)
+        except psycopg.Error:  # its text may quote the password
+            raise ValueError("the URL of the records cannot be read") from None
+        self.place = f"postgresql://{parts.get('host', '')}/{parts.get('dbname', '')}"
+        self._url = url
+        self._name = parts.get("application_name", "sluicegate")
+        self._secrets = [str(parts[name]) for name in ("password", "sslpassword") if parts.get(name)]
+        self._timeout_s = timeout_s
+
+    def engine(self) -> Engine:
+        return create_engine(
+            "postgresql+psycopg://", creator=self._connect, poolclass=QueuePool, pool_size=1, max_overflow=0, pool_pre_ping=True
+        )
+
+    def _connect(self) -> psycopg.Connection[Any]:
+        return psycopg.connect(
+            self._url,
+            connect_timeout=max(2, round(self._timeout_s / 2)),  # per host; libpq knows no less
+            application_name=self._name,
+            keepalives_idle=5,
+            keepalives_interval=2,
+            keepalives_count=3,
+            prepare_threshold=None,
+        )
+
+    def options(self, snapshot: bool, reading: bool) -> dict[str, object]:
+        return {"isolation_level": "REPEATABLE READ" if snapshot else "READ COMMITTED", "postgresql_readonly": reading}
+
+    def begun(self, connection: Connection) -> None:
+        """The server itself ends what takes too long, also when we are gone."""
+        timeout_ms = int(self._timeout_s * 1000)
+        connection.execute(text(f"SET LOCAL statement_timeout = {timeout_ms * 4 // 5}"))
+        connection.execute(text(f"SET LOCAL lock_timeout = {timeout_ms // 2}"))
+        connection.execute(text(f"SET LOCAL idle_in_transaction_session_timeout = {timeout_ms}"))
+
+    def cut(self, connection: object) -> None:
+        """Whoever waits for the socket sees its end."""
+        assert isinstance(connection, psycopg.Connection)
+        with contextlib.suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(connection.fileno())) as wire:  # or it has ended by itself
+            wire.shutdown(socket.SHUT_RDWR)
+
+    def is_passing(self, error: BaseException) -> bool:
+        return isinstance(error, psycopg.Error) and error.sqlstate in PASSING
+
+    def plain(self, text: str) -> str:
+        for secret in self._secrets:
+            text = text.replace(secret, "***")
+        return text

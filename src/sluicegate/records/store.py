@@ -1,0 +1,254 @@
+"""The records: what was used, durably, and what all workers agree on about the trees' state in the ledger (ledger.md 7).
+
+Usage arrives as sums from each worker's journal. A writer (one run of a worker) counts its lines; `add` moves its mark `upto` in the same
+transaction that adds the rows, so that a batch counts once however often it is sent.
+
+Lost state. A tree's row is `open` (epoch is good), `lost` (being given up) or `seeding` (a new epoch is being announced). Changes are compare-and-set
+on the row; each change to lost or seeding takes a new round, one more than any tree has had.
+
+Why a seeding is exact. An `add` is one transaction: rows and mark. `seed` reads usage and marks from one snapshot (PostgreSQL: REPEATABLE READ;
+SQLite: the write lock), so for each writer it sees the rows of exactly the lines up to the mark that it copies into `seeded`: a batch that commits
+later is in neither. `included` then tells, for each line, whether the sums have it. No lock between `add` and `seed` is needed.
+Round and lead are protected by row locks: a snapshot that has grown old by the time the row is free is refused by the server and taken again.
+
+How it fails: RecordsUnavailable after some seconds at most (database.py). The outcome is then unknown: see `add` on how to go on.
+"""
+
+import contextlib
+from collections.abc import Iterable, Mapping, Sequence
+
+from sqlalchemy import Connection, Table, case, delete, func, literal, or_, select, update
+
+from sluicegate.records import sums as totals
+from sluicegate.records.database import Database
+from sluicegate.records.rows import NotLeading, RecordsUnavailable, Sum, TreeRow, UsageRow, WorkerRow
+from sluicegate.records.schema import AMOUNTS, QUARTER_S, SECONDS_KEPT_S, insert, meta, seeded, trees, usage, usage_quarters, workers, writers
+
+TIMEOUT_S = 5.0
+WORKER_KEPT_MS = 3_600_000  # a worker that died without leaving is forgotten
+NAMES_AT_ONCE = 5_000  # in one query
+
+Place = tuple[int, str, str, str, str]  # time_s, tree, key_id, model, deployment
+
+
+class Records:
+    """One per process. Every call may raise RecordsUnavailable, also before `open` has succeeded; each tries anew."""
+
+    def __init__(self, url: str, timeout_s: float = TIMEOUT_S) -> None:
+        """url: `sqlite:///relative/path`, `sqlite:////absolute/path` or `postgresql://...`. Raises ValueError if it cannot be read."""
+        self._database = Database(url, timeout_s)
+        self._tidied_quarter = -1
+
+    async def open(self) -> None:
+        """Makes the tables that are missing. Raises RecordsTooNew if a newer program has made them."""
+        await self._database.call(lambda connection: None)
+
+    async def close(self) -> None:
+        await self._database.close()
+
+    # -- usage ----------------------------------------------------------------------------------------------------------------------------
+
+    async def add(self, writer: str, upto: int, rows: Sequence[UsageRow]) -> None:
+        """Adds the usage of a writer's lines up to `upto`; nothing if they are in already.
+
+        A batch whose outcome is unknown must be sent again as it was, before a longer one: what it had may be in, or may yet get in.
+        """
+        await self._database.call(lambda connection: _add(connection, writer, upto, rows))
+        newest_s = max((row.time_s for row in rows), default=0)
+        if newest_s // QUARTER_S > self._tidied_quarter:
+            with contextlib.suppress(RecordsUnavailable):  # what was asked for is done
+                if await self._database.call(lambda connection: _forget_seconds(connection, newest_s)):
+                    self._tidied_quarter = newest_s // QUARTER_S
+
+    async def written(self, writer: str) -> int:
+        """Up to which line a writer's usage is in; 0 if nothing is."""
+        upto = select(writers.c.upto).where(writers.c.writer == writer)
+        return await self._database.call(lambda connection: connection.execute(upto).scalar_one_or_none() or 0, reading=True)
+
+    async def forget(self, writer: str) -> None:
+        """Its journal is gone: nobody will ask for its lines any more."""
+
+        def work(connection: Connection) -> None:
+            connection.execute(delete(writers).where(writers.c.writer == writer))
+            connection.execute(delete(seeded).where(seeded.c.writer == writer))
+
+        await self._database.call(work)
+
+    async def sums(self, sums: Sequence[Sum]) -> list[int | dict[int, int]]:
+        """The answers as of one moment, in the order of the questions."""
+        return await self._database.call(lambda connection: totals.answer(connection, sums), snapshot=True, reading=True)
+
+    # -- workers --------------------------------------------------------------------------------------------------------------------------
+
+    async def beat(self, worker: str, beat_ms: int, round: int, incarnation: str, seqs: Mapping[str, tuple[str, int]]) -> list[TreeRow]:
+        """The worker lives, has confirmed all rounds up to `round`, and has seen these (epoch, sequence) of trees that are open to it.
+
+        Raises the trees' sequences where the epoch agrees; a tree without a row (the database is a new one) gets it.
+        Returns the rows of trees that are not open, and of those whose epoch is another one.
+        """
+        return await self._database.call(lambda connection: _beat(connection, WorkerRow(worker, beat_ms, round, incarnation), seqs))
+
+    async def leave(self, worker: str) -> None:
+        """The worker ends: nobody waits for it any more."""
+        await self._database.call(lambda connection: _nothing(connection.execute(delete(workers).where(workers.c.worker == worker))))
+
+    async def workers(self) -> list[WorkerRow]:
+        """All that have beaten and not left, dead ones too."""
+        return await self._database.call(lambda connection: [WorkerRow(*row) for row in connection.execute(select(workers))], reading=True)
+
+    # -- trees ----------------------------------------------------------------------------------------------------------------------------
+
+    async def trees(self, names: Iterable[str]) -> dict[str, TreeRow]:
+        """The rows of these trees, as far as there are any."""
+        wanted = sorted(names)
+        return await self._database.call(lambda connection: _trees(connection, wanted), reading=True)
+
+    async def declare_lost(self, tree: str, epoch_seen: str) -> TreeRow:
+        """An open tree of that epoch, or one that has no row yet, becomes lost in a new round. Returns the row as it then is."""
+        return await self._database.call(lambda connection: _declare_lost(connection, tree, epoch_seen))
+
+    async def lead(self, tree: str, worker: str, now_ms: int, lease_ms: int) -> bool:
+        """Takes the lead of a tree that is not open, or keeps it, until now + lease. False: another worker has it."""
+        free = or_(trees.c.leader.in_(["", worker]), trees.c.lease_ms <= now_ms)
+        taken = update(trees).where(trees.c.tree == tree, trees.c.status != "open", free).values(leader=worker, lease_ms=now_ms + lease_ms)
+        return await self._database.call(lambda connection: connection.execute(taken.returning(trees.c.tree)).first() is not None)
+
+    async def seed(self, tree: str, worker: str, epoch: str, sums: Sequence[Sum]) -> list[int | dict[int, int]]:
+        """The sums for a new epoch, which becomes the tree's, `seeding` in a new round. Raises NotLeading."""
+        return await self._database.call(lambda connection: _seed(connection, tree, worker, epoch, sums), snapshot=True)
+
+    async def opened(self, tree: str, epoch: str, seq: int, incarnation: str) -> None:
+        """The seeding of that epoch is complete. Nothing happens if the tree has gone on since."""
+        highest = case((trees.c.seq < seq, seq), else_=trees.c.seq)
+        done = update(trees).where(trees.c.tree == tree, trees.c.epoch == epoch, trees.c.status == "seeding")
+        done = done.values(status="open", seq=highest, incarnation=incarnation, leader="", lease_ms=0)
+        await self._database.call(lambda connection: _nothing(connection.execute(done)))
+
+    async def verified(self, tree: str, epoch: str, incarnation: str) -> None:
+        """That epoch was seen whole in this incarnation of the ledger."""
+        seen = update(trees).where(trees.c.tree == tree, trees.c.epoch == epoch, trees.c.status == "open").values(incarnation=incarnation)
+        await self._database.call(lambda connection: _nothing(connection.execute(seen)))
+
+    async def included(self, tree: str, writer: str, seq: int) -> bool:
+        """Whether a writer's line was in the sums of the tree's last seeding."""
+        found = select(literal(True)).where(seeded.c.tree == tree, seeded.c.writer == writer, seeded.c.upto >= seq)
+        return await self._database.call(lambda connection: connection.execute(found).first() is not None, reading=True)
+
+
+def _nothing(_: object) -> None:
+    """Of a statement whose result does not matter."""
+
+
+# -- usage ----------------------------------------------------------------------------------------------------------------------------------
+
+
+def _add(connection: Connection, writer: str, upto: int, rows: Sequence[UsageRow]) -> None:
+    mark = insert(connection, writers).values(writer=writer, upto=upto)
+    further = writers.c.upto < mark.excluded.upto
+    mark = mark.on_conflict_do_update(index_elements=[writers.c.writer], set_={"upto": mark.excluded.upto}, where=further)
+    if connection.execute(mark.returning(writers.c.upto)).first() is None:
+        return  # another worker has replayed them
+    _increase(connection, usage, rows, 1)
+    _increase(connection, usage_quarters, rows, QUARTER_S)
+
+
+def _increase(connection: Connection, table: Table, rows: Sequence[UsageRow], span_s: int) -> None:
+    """Adds to the rows of a table. Always in the same order, so that two workers never wait for each other."""
+    amounts: dict[Place, list[int]] = {}
+    for row in rows:
+        place = (row.time_s // span_s * span_s, row.tree, row.key_id, row.model, row.deployment)
+        into = amounts.setdefault(place, [0] * len(AMOUNTS))
+        for i, name in enumerate(AMOUNTS):
+            into[i] += getattr(row, name)
+    if amounts:
+        more = insert(connection, table)
+        sums = {name: table.c[name] + more.excluded[name] for name in AMOUNTS}
+        names = [column.name for column in table.c]
+        values = [dict(zip(names, (*place, *amounts[place]), strict=True)) for place in sorted(amounts)]
+        connection.execute(more.on_conflict_do_update(index_elements=list(table.primary_key), set_=sums), values)
+
+
+def _forget_seconds(connection: Connection, newest_s: int) -> bool:
+    """Drops seconds that no window needs; the quarters have them. At most a quarter's worth at once. False: there are more."""
+    from_s = (newest_s - SECONDS_KEPT_S) // QUARTER_S * QUARTER_S
+    connection.execute(update(meta).where(meta.c.seconds_from_s < from_s).values(seconds_from_s=from_s))
+    from_s = int(connection.execute(select(meta.c.seconds_from_s)).scalar_one())
+    oldest_s = connection.execute(select(func.min(usage.c.time_s))).scalar()
+    if oldest_s is None or oldest_s >= from_s:
+        return True
+    until_s: int = min(from_s, oldest_s + QUARTER_S)
+    connection.execute(delete(usage).where(usage.c.time_s < until_s))
+    return until_s == from_s
+
+
+# -- workers and trees ----------------------------------------------------------------------------------------------------------------------
+
+
+def _beat(connection: Connection, worker: WorkerRow, seqs: Mapping[str, tuple[str, int]]) -> list[TreeRow]:
+    beat = insert(connection, workers).values(
+        worker=worker.worker, beat_ms=worker.beat_ms, round=worker.round, incarnation=worker.incarnation
+    )
+    news = {name: beat.excluded[name] for name in ("beat_ms", "round", "incarnation")}
+    connection.execute(beat.on_conflict_do_update(index_elements=[workers.c.worker], set_=news))
+    connection.execute(delete(workers).where(workers.c.beat_ms < worker.beat_ms - WORKER_KEPT_MS))
+    known = _trees(connection, sorted(seqs))
+    for tree in sorted(seqs):
+        epoch, seq = seqs[tree]
+        row = known.get(tree)
+        if row is None:
+            new = insert(connection, trees).values(_row(TreeRow(tree, epoch, seq, "open", 0, "", "", 0)))
+            connection.execute(new.on_conflict_do_nothing())
+        elif row.epoch == epoch and row.seq < seq and row.status != "lost":
+            raised = update(trees).where(trees.c.tree == tree, trees.c.epoch == epoch, trees.c.seq < seq, trees.c.status != "lost")
+            connection.execute(raised.values(seq=seq))
+    not_open = [TreeRow(*row) for row in connection.execute(select(trees).where(trees.c.status.in_(["lost", "seeding"])))]
+    moved = [row for tree, row in known.items() if row.status == "open" and row.epoch != seqs[tree][0]]
+    return not_open + moved
+
+
+def _trees(connection: Connection, names: Sequence[str]) -> dict[str, TreeRow]:
+    found: dict[str, TreeRow] = {}
+    for start in range(0, len(names), NAMES_AT_ONCE):
+        some = select(trees).where(trees.c.tree.in_(names[start : start + NAMES_AT_ONCE]))
+        found |= {row.tree: TreeRow(*row) for row in connection.execute(some)}
+    return found
+
+
+def _row(tree: TreeRow) -> dict[str, object]:
+    return {name: getattr(tree, name) for name in tree.__struct_fields__}
+
+
+def _next_round(connection: Connection) -> int:
+    """Held until the transaction ends."""
+    round: int = connection.execute(select(meta.c.round).with_for_update()).scalar_one() + 1
+    connection.execute(update(meta).values(round=round))
+    return round
+
+
+def _declare_lost(connection: Connection, tree: str, epoch_seen: str) -> TreeRow:
+    connection.execute(select(meta.c.round).with_for_update())  # two who find no row: the second finds the first's
+    found = connection.execute(select(trees).where(trees.c.tree == tree).with_for_update()).first()
+    if found is None:
+        lost = TreeRow(tree, "", 0, "lost", _next_round(connection), "", "", 0)
+        connection.execute(trees.insert().values(_row(lost)))
+        return lost
+    row = TreeRow(*found)
+    if row.status != "open" or row.epoch != epoch_seen:
+        return row
+    changes = {"status": "lost", "round": _next_round(connection), "leader": "", "lease_ms": 0}
+    connection.execute(update(trees).where(trees.c.tree == tree).values(changes))
+    return TreeRow(**(_row(row) | changes))  # type: ignore[arg-type]
+
+
+def _seed(connection: Connection, tree: str, worker: str, epoch: str, sums: Sequence[Sum]) -> list[int | dict[int, int]]:
+    round = _next_round(connection)
+    row = connection.execute(select(trees).where(trees.c.tree == tree).with_for_update()).first()
+    if row is None or row.status == "open" or row.leader != worker:
+        raise NotLeading(f"{worker} does not lead tree {tree}")
+    answers = totals.answer(connection, sums)
+    changes = {"epoch": epoch, "seq": 0, "status": "seeding", "round": round, "incarnation": ""}
+    connection.execute(update(trees).where(trees.c.tree == tree).values(changes))
+    connection.execute(delete(seeded).where(seeded.c.tree == tree))
+    marks = select(literal(tree), writers.c.writer, writers.c.upto)
+    connection.execute(seeded.insert().from_select(["tree", "writer", "upto"], marks))
+    return answers
