@@ -471,6 +471,15 @@ async def test_fault_until_the_reset(client: Client, mock: Mock) -> None:
     assert (await ask(client)).status == 200 and totals(mock).requests == 1
 
 
+async def test_fault_for_a_share_of_the_calls(client: Client, mock: Mock) -> None:
+    """Which calls fail is drawn from the seed: about that share of them, in no order, none where it is 0."""
+    mock.fault(0, share=0, status=500)
+    mock.fault(0, share=0.5, status=503)
+    statuses = [(await ask(client)).status for _ in range(60)]
+    assert set(statuses) == {200, 503} and 15 <= statuses.count(503) <= 45
+    assert statuses[:30] != [200, 503] * 15
+
+
 async def test_html_pages(client: Client) -> None:
     """An error, and even a success, may come as an HTML page."""
     bad = await ask_mock(client, status=504, html=True)
@@ -723,7 +732,7 @@ async def test_bad_overrides(client: Client, headers: dict[str, str], prompt: st
     assert (await ask(client, prompt, headers)).status == 400
 
 
-@pytest.mark.parametrize("body", [b"{", b"5", b'{"nope": 1}', b'{"count": -1}', b'[{"status": 1}]'])
+@pytest.mark.parametrize("body", [b"{", b"5", b'{"nope": 1}', b'{"count": -1}', b'{"share": 1.5}', b'[{"status": 1}]'])
 async def test_bad_faults(client: Client, mock: Mock, body: bytes) -> None:
     """A fault that cannot be read is a 400 and does nothing."""
     client.send("POST", "/mock/faults", body)

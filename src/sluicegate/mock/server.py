@@ -11,13 +11,14 @@ import contextlib
 import functools
 import itertools
 import json
+import random
 import signal
 import socket
 import ssl
 import struct
 from collections import deque
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import httptools
 import msgspec
@@ -35,6 +36,8 @@ SEEN_CALLS, SEEN_BODY_BYTES = 256, 64 * 1024
 MODELS = ("mock-small", "mock-large")
 TAG = "[[mock "
 
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+
 _PLAIN = MockOptions()
 _json = msgspec.json.Encoder().encode
 _tag_decoder = json.JSONDecoder()
@@ -50,11 +53,12 @@ class SeenCall(msgspec.Struct):
 
 
 class Fault(msgspec.Struct):
-    """Overrides for the next `count` calls (0: until the reset) that name `model` ("": any)."""
+    """Overrides for the next `count` calls (0: until the reset) that name `model` ("": any), or for a `share` of them, drawn from the seed."""
 
     overrides: dict[str, Any]
     count: int = 1
     model: str = ""
+    share: Share = 1.0
 
 
 class Mock:
@@ -71,6 +75,7 @@ class Mock:
         self._server: asyncio.Server | None = None
         self._numbers = itertools.count(1)
         self._idle: list[asyncio.Future[None]] = []
+        self._random = random.Random(self.options.seed)
 
     async def start(self, host: str = "127.0.0.1", port: int = 0, tls: ssl.SSLContext | None = None) -> int:
         """Listens and returns the port. Raises OSError if it is taken."""
@@ -101,10 +106,10 @@ class Mock:
             self._idle.append(future)
             await future
 
-    def fault(self, count: int = 1, model: str = "", **overrides: object) -> None:
-        """The next calls are answered with these overrides on top of everything else. Raises MockOptionError."""
+    def fault(self, count: int = 1, model: str = "", share: float = 1.0, **overrides: object) -> None:
+        """The next calls, or a share of them, are answered with these overrides on top of everything else. Raises MockOptionError."""
         from_mapping(overrides)
-        self.faults.append(Fault(overrides, count, model))
+        self.faults.append(Fault(overrides, count, model, share))
 
     def reset(self) -> None:
         """Forgets counts, calls and faults."""
@@ -145,8 +150,9 @@ class Mock:
         try:
             faults = msgspec.json.decode(body, type=list[dict[str, Any]] | dict[str, Any])
             for fault in faults if isinstance(faults, list) else [faults]:
-                count, model = msgspec.convert((fault.pop("count", 1), fault.pop("model", "")), tuple[Count, str])
-                self.fault(count, model, **fault)
+                found = (fault.pop("count", 1), fault.pop("model", ""), fault.pop("share", 1.0))
+                count, model, share = msgspec.convert(found, tuple[Count, str, Share])
+                self.fault(count, model, share, **fault)
         except (msgspec.DecodeError, UnicodeDecodeError) as bad:
             raise BadCall(str(bad)) from None
 
@@ -174,7 +180,7 @@ class Mock:
             if start >= 0:
                 options = from_mapping(_mapping(text[start + len(TAG) :]), options)
         for fault in self.faults:
-            if fault.model in ("", call.model):
+            if fault.model in ("", call.model) and (fault.share == 1 or self._random.random() < fault.share):
                 fault.count -= 1
                 if fault.count == 0:
                     self.faults.remove(fault)
