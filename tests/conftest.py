@@ -1,4 +1,4 @@
-"""What several kinds of tests share: one real Redis for the whole session, and the ledgers' backends."""
+"""What several kinds of tests share: one real Redis and one real PostgreSQL for the whole session, and the backends of ledgers and records."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,6 +7,7 @@ import pytest
 
 from support_gateway import running_redis
 from support_ledgers import BACKENDS, Backend, backend_of
+from support_postgres import fresh, running_postgres
 
 
 @pytest.fixture(scope="session")
@@ -19,3 +20,16 @@ def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture(params=BACKENDS)
 def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Backend:
     return backend_of(request.param, tmp_path, request.getfixturevalue("redis_url") if request.param == "redis" else "")
+
+
+@pytest.fixture(scope="session")
+def postgres_url() -> Iterator[str]:
+    """Without PostgreSQL the tests that need it fail: they are not skipped."""
+    with running_postgres() as url:
+        yield url
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def records_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Where nothing has been recorded yet."""
+    return f"sqlite:///{tmp_path}/records.db" if request.param == "sqlite" else fresh(request.getfixturevalue("postgres_url"))

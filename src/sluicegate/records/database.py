@@ -42,8 +42,8 @@ class Backend(Protocol):
         """The transaction's own settings."""
         ...
 
-    def cut(self, connection: object) -> None:
-        """Makes what waits on the driver's connection fail at once. From any thread."""
+    def cut(self) -> None:
+        """Makes what waits on the one connection fail at once. From any thread."""
         ...
 
     def is_passing(self, error: BaseException) -> bool:
@@ -73,7 +73,7 @@ class Database:
         self._prepared = False
         self._thread = ThreadPoolExecutor(1, "records")
         self._lock = threading.Lock()
-        self._running: tuple[_Call, object] | None = None  # and the driver's connection that it uses
+        self._running: _Call | None = None
 
     async def call(self, work: Callable[[Connection], T], *, snapshot: bool = False, reading: bool = False) -> T:
         """Runs `work` in one transaction. It may run more than once, so it changes nothing but the database.
@@ -108,18 +108,29 @@ class Database:
             answer.set_exception(RecordsUnavailable(f"{self._backend.place}: no answer within {self._timeout_s:g} s"))
         with self._lock:
             call.given_up = True
-            if self._running is not None and self._running[0] is call:
-                self._backend.cut(self._running[1])
+            if self._running is call:
+                self._backend.cut()
 
     # -- in the thread --------------------------------------------------------------------------------------------------------------------
 
     def _run(self, call: _Call, work: Callable[[Connection], T], snapshot: bool, reading: bool) -> T:
+        with self._lock:
+            self._running = call
+        try:
+            return self._repeat(call, work, snapshot, reading)
+        finally:
+            with self._lock:
+                self._running = None
+
+    def _repeat(self, call: _Call, work: Callable[[Connection], T], snapshot: bool, reading: bool) -> T:
         while True:
             try:
+                if call.given_up:
+                    raise RecordsUnavailable("given up before it began")
                 if not self._prepared:
-                    self._transact(call, schema.prepare, False, False)
+                    self._transact(schema.prepare, False, False)
                     self._prepared = True
-                return self._transact(call, work, snapshot, reading)
+                return self._transact(work, snapshot, reading)
             except RecordsUnavailable as error:
                 raise type(error)(f"{self._backend.place}: {error}") from None
             except (SQLAlchemyError, OSError) as error:
@@ -130,20 +141,10 @@ class Database:
                     raise RecordsUnavailable(f"{self._backend.place}: {said.splitlines()[0]}") from None
             time.sleep(pause_s)
 
-    def _transact(self, call: _Call, work: Callable[[Connection], T], snapshot: bool, reading: bool) -> T:
-        with self._engine.connect() as fresh:
-            connection = fresh.execution_options(**self._backend.options(snapshot, reading))
-            with self._lock:
-                if call.given_up:
-                    raise RecordsUnavailable("given up before it began")
-                self._running = call, connection.connection.driver_connection
-            try:
-                with connection.begin():
-                    self._backend.begun(connection)
-                    return work(connection)
-            finally:
-                with self._lock:
-                    self._running = None
+    def _transact(self, work: Callable[[Connection], T], snapshot: bool, reading: bool) -> T:
+        with self._engine.connect() as connection, connection.execution_options(**self._backend.options(snapshot, reading)).begin():
+            self._backend.begun(connection)
+            return work(connection)
 
 
 def _backend(url: str, timeout_s: float) -> Backend:

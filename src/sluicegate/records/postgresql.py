@@ -16,6 +16,7 @@ from psycopg.conninfo import conninfo_to_dict
 from sqlalchemy import Connection, Engine, create_engine, text
 from sqlalchemy.pool import QueuePool
 
+UNREADABLE = "the URL of the records cannot be read"
 PASSING = {"40001", "40P01"}  # serialization failure, deadlock: the server asks for the transaction once more
 
 
@@ -23,15 +24,18 @@ class Postgresql:
     """A backend of database.py. A url that libpq cannot read raises ValueError."""
 
     def __init__(self, url: str, timeout_s: float) -> None:
+        if not url.startswith(("postgresql://", "postgres://")):
+            raise ValueError(UNREADABLE)
         try:
             parts: dict[str, Any] = conninfo_to_dict(url)
         except psycopg.Error:  # its text may quote the password
-            raise ValueError("the URL of the records cannot be read") from None
+            raise ValueError(UNREADABLE) from None
         self.place = f"postgresql://{parts.get('host', '')}/{parts.get('dbname', '')}"
         self._url = url
         self._name = parts.get("application_name", "sluicegate")
         self._secrets = [str(parts[name]) for name in ("password", "sslpassword") if parts.get(name)]
         self._timeout_s = timeout_s
+        self._connection: psycopg.Connection[Any] | None = None
 
     def engine(self) -> Engine:
         return create_engine(
@@ -39,7 +43,7 @@ class Postgresql:
         )
 
     def _connect(self) -> psycopg.Connection[Any]:
-        return psycopg.connect(
+        self._connection = psycopg.connect(
             self._url,
             connect_timeout=max(2, round(self._timeout_s / 2)),  # per host; libpq knows no less
             application_name=self._name,
@@ -48,6 +52,7 @@ class Postgresql:
             keepalives_count=3,
             prepare_threshold=None,
         )
+        return self._connection
 
     def options(self, snapshot: bool, reading: bool) -> dict[str, object]:
         return {"isolation_level": "REPEATABLE READ" if snapshot else "READ COMMITTED", "postgresql_readonly": reading}
@@ -59,11 +64,11 @@ class Postgresql:
         connection.execute(text(f"SET LOCAL lock_timeout = {timeout_ms // 2}"))
         connection.execute(text(f"SET LOCAL idle_in_transaction_session_timeout = {timeout_ms}"))
 
-    def cut(self, connection: object) -> None:
+    def cut(self) -> None:
         """Whoever waits for the socket sees its end."""
-        assert isinstance(connection, psycopg.Connection)
-        with contextlib.suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(connection.fileno())) as wire:  # or it has ended by itself
-            wire.shutdown(socket.SHUT_RDWR)
+        if self._connection is not None:
+            with contextlib.suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(self._connection.fileno())) as wire:  # or it is closed
+                wire.shutdown(socket.SHUT_RDWR)
 
     def is_passing(self, error: BaseException) -> bool:
         return isinstance(error, psycopg.Error) and error.sqlstate in PASSING

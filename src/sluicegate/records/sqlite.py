@@ -3,6 +3,7 @@
 Write-ahead log; `synchronous = FULL`, so that a commit survives a power cut; every transaction that may write takes the lock at its beginning.
 """
 
+import contextlib
 import sqlite3
 from pathlib import Path
 
@@ -19,6 +20,7 @@ class Sqlite:
         self.path = Path(url.removeprefix("sqlite:///"))
         self.place = str(self.path)
         self._patience_s = timeout_s / 2
+        self._connection: sqlite3.Connection | None = None
 
     def engine(self) -> Engine:
         engine = create_engine("sqlite://", creator=self._connect, poolclass=QueuePool, pool_size=1, max_overflow=0)
@@ -34,6 +36,7 @@ class Sqlite:
         except BaseException:
             connection.close()
             raise
+        self._connection = connection
         return connection
 
     def options(self, snapshot: bool, reading: bool) -> dict[str, object]:
@@ -43,9 +46,10 @@ class Sqlite:
     def begun(self, connection: Connection) -> None:
         """Nothing more to say to it."""
 
-    def cut(self, connection: object) -> None:
-        assert isinstance(connection, sqlite3.Connection)
-        connection.interrupt()
+    def cut(self) -> None:
+        if self._connection is not None:
+            with contextlib.suppress(sqlite3.Error):  # it is closed
+                self._connection.interrupt()
 
     def is_passing(self, error: BaseException) -> bool:
         return isinstance(error, sqlite3.Error) and getattr(error, "sqlite_errorcode", 0) & 0xFF in BUSY
