@@ -16,7 +16,7 @@ from sluicegate.records.rows import Sum
 from sluicegate.records.schema import AMOUNTS, QUARTER_S, meta, usage, usage_quarters
 
 EVERYTHING = "*"
-NEVER_S = 2**53
+NEVER_S = QUARTER_S * 2**40
 
 # Of a scope and slice, by model.
 Totals = dict[tuple[str, int], dict[str, list[int]]]
