@@ -1,6 +1,6 @@
 # The only entry. On a fresh Debian (as root or with sudo) and on macOS it finds or installs what it needs; the second time is fast.
 #   make run     a gateway with a built-in mock provider and the embedded ledger; prints a request to paste (PORT=8080)
-#   make test    ruff, mypy and every test, against a real Redis
+#   make test    ruff, mypy and every test, against a real Redis and a real PostgreSQL
 VENV ?= .venv
 PORT ?= 8080
 BIN = $(VENV)/bin
@@ -10,7 +10,7 @@ INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-
 UV_VERSION = 0.13.9
 COMPILE = .make/lock/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --no-emit-index-url
 
-.PHONY: run test check demo bench soak e2e-llama lock clean redis
+.PHONY: run test check demo bench soak e2e-llama lock clean redis postgres
 
 run: $(VENV)/run.stamp
 	@PORT=$(PORT) $(BIN)/sluicegate serve --mock
@@ -18,7 +18,7 @@ run: $(VENV)/run.stamp
 demo: $(VENV)/run.stamp
 	@$(BIN)/sluicegate demo
 
-test: check redis
+test: check redis postgres
 	@$(BIN)/python -m pytest
 
 check: $(VENV)/test.stamp
@@ -76,6 +76,12 @@ $(VENV)/bin/python:
 redis:
 	@command -v redis-server >/dev/null || { command -v apt-get >/dev/null && { $(call apt,redis-server); }; } || \
 	    { echo "redis-server is needed by the tests and was not found on PATH" >&2; exit 1; }
+
+# The programs are enough: the tests make a cluster of their own. Debian keeps them off PATH.
+postgres:
+	@find_initdb() { ls /usr/lib/postgresql/*/bin/initdb 2>/dev/null || command -v initdb; }; \
+	find_initdb >/dev/null || { command -v apt-get >/dev/null && { $(call apt,postgresql); }; } || \
+	    { echo "PostgreSQL (initdb) is needed by the tests and was not found on PATH" >&2; exit 1; }
 
 # The package lists are fetched only where what is there does not suffice.
 apt = echo "installing $(1)"; get="$(SUDO) env DEBIAN_FRONTEND=noninteractive apt-get"; $$get install -qq -y $(1) >/dev/null 2>&1 || \

@@ -2,10 +2,13 @@
 
 import asyncio
 import multiprocessing
+import threading
 
 import pytest
+from sqlalchemy import Connection
 
 from sluicegate.core.limits import Unit
+from sluicegate.records import store
 from sluicegate.records.rows import NotLeading, TreeRow, WorkerRow
 from sluicegate.records.store import WORKER_KEPT_MS, Records
 from support_records import SECOND, asked, opened, used, write_lines
@@ -33,6 +36,29 @@ async def test_a_batch_counts_once(records_url: str) -> None:
         await other.add("w", 9, [])
         assert await records.written("w") == 9
         assert await records.sums([asked()]) == [1]
+
+
+async def test_an_add_that_is_under_way_is_waited_for(records_url: str) -> None:
+    """A worker was killed while its last batch was being committed: who asks how far it got hears of that batch, or it is not in."""
+    async with opened(records_url) as records, opened(records_url) as other:
+        holding, done = threading.Event(), threading.Event()
+        for line in (1, 2):  # the row is made, then changed
+
+            def add_slowly(connection: Connection, upto: int = line) -> None:
+                store._add(connection, "w", upto, [used()])
+                holding.set()
+                done.wait()
+
+            adding = asyncio.create_task(records._database.call(add_slowly))
+            await asyncio.to_thread(holding.wait)
+            asking = asyncio.create_task(other.written("w"))
+            await asyncio.sleep(0.1)
+            assert not asking.done()
+            done.set()
+            await adding
+            assert await asking == line
+            holding.clear()
+            done.clear()
 
 
 async def test_scopes_hold_what_is_below_them(records_url: str) -> None:

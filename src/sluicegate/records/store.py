@@ -61,9 +61,8 @@ class Records:
                     self._tidied_quarter = newest_s // QUARTER_S
 
     async def written(self, writer: str) -> int:
-        """Up to which line a writer's usage is in; 0 if nothing is."""
-        upto = select(writers.c.upto).where(writers.c.writer == writer)
-        return await self._database.call(lambda connection: connection.execute(upto).scalar_one_or_none() or 0, reading=True)
+        """Up to which line a writer's usage is in; 0 if nothing is. Waits for an `add` that a worker which is gone has left half done."""
+        return await self._database.call(lambda connection: _written(connection, writer))
 
     async def forget(self, writer: str) -> None:
         """Its journal is gone: nobody will ask for its lines any more."""
@@ -150,6 +149,13 @@ def _add(connection: Connection, writer: str, upto: int, rows: Sequence[UsageRow
         return  # another worker has replayed them
     _increase(connection, usage, rows, 1)
     _increase(connection, usage_quarters, rows, QUARTER_S)
+
+
+def _written(connection: Connection, writer: str) -> int:
+    """By writing: whoever has the row, or is about to make it, is waited for."""
+    mark = insert(connection, writers).values(writer=writer, upto=0)
+    mark = mark.on_conflict_do_update(index_elements=[writers.c.writer], set_={"upto": writers.c.upto})
+    return int(connection.execute(mark.returning(writers.c.upto)).scalar_one())
 
 
 def _increase(connection: Connection, table: Table, rows: Sequence[UsageRow], span_s: int) -> None:
