@@ -333,7 +333,7 @@ class Config(Section):
     ledger_timeout_ms: Duration = Field(default=1_000, alias="ledger_timeout")
     ledger_durability: Literal["normal", "full"] = "normal"
     on_ledger_failure: Literal["refuse", "allow"] = "refuse"
-    records: RecordsUrl = Field(default="sqlite:///data/records.db", repr=False)
+    records: RecordsUrl = Field(default="sqlite:///data/records.db", repr=False, exclude=True)
     journal: str = Field(default="data/journal/", min_length=1)
     admin: Admin = Admin()
     providers: dict[str, Provider]
