@@ -94,6 +94,16 @@ def test_closed_metrics_are_warned_about() -> None:
     assert line.startswith("server.listen: ")
 
 
+def test_records_of_one_machine_beside_a_shared_ledger_are_warned_about() -> None:
+    """Where the ledger is Redis and the records are a file; PostgreSQL beside it is as it should be."""
+    keys = f"{{acme: {{keys: [{key('a')}]}}}}"
+    redis = "ledger: redis://127.0.0.1/0\n"
+    [line] = warnings(loaded("[]", keys, more=redis))
+    assert line.startswith("records: ")
+    assert line.endswith("re-seeding a lost ledger then knows only this machine's usage")
+    assert warnings(loaded("[]", keys, more=redis + "records: postgresql://u:p@h/d")) == []
+
+
 @pytest.mark.parametrize(("unpriced", "then"), [("refuse", "are refused"), ("free", "count as free")])
 def test_a_model_without_a_price_under_a_dollar_limit(unpriced: str, then: str) -> None:
     """Once per deployment, naming who is concerned; keys without dollar limits are not."""
