@@ -87,7 +87,7 @@ class Worker:
         access = access_log(config.log.access, loop)
         self.learned = Learned()
         providers = {one.provider.name: one.provider for one in deployments(policy)}
-        self._pools = {name: Pool(provider.base_url, ca_file=provider.ca_file) for name, provider in providers.items()}
+        self._pools = {name: Pool(provider.base_url, ca_file=provider.ca_file, proxy=provider.proxy) for name, provider in providers.items()}
         self._journal = Journal.open(config.journal, loop, _journal_state)
         self._outbox = Outbox(self.ledger, self._journal, time_ms)
         ids, boot = itertools.count(1), secrets.token_hex(6)

@@ -26,7 +26,7 @@ server: {listen: "127.0.0.1:0"}
 ledger: sqlite:///ledger.db
 journal: journal/
 providers:
-  mock: {provider: mock, base_url: "${MOCK_URL}"}
+  mock: {provider: mock, base_url: "${MOCK_URL}", proxy: off}
 models:
   chat:
     deployments: [{provider: mock, model: demo, price: {input: 0.5, output: 1.5}}]

@@ -78,7 +78,8 @@ def _deployments(policy: Policy) -> Table:
         price = f"{_usd(one.price.input)} in, {_usd(one.price.output)} out" if one.price else "unknown"
         held = "extended while it streams" if one.extend else f"capped by {one.cap_field}"
         limits = "\n".join(limit.text for counter in one.counters for limit in counter.limits) or "none"
-        row = (one.id, one.provider.base_url, price, held, one.tokenizer or "characters, learning", limits)
+        at = one.provider.base_url + (f"\nthrough proxy {one.provider.proxy.name}" if one.provider.proxy else "")
+        row = (one.id, at, price, held, one.tokenizer or "characters, learning", limits)
         table.add_row(*(escape(cell) for cell in row))
     return table
 

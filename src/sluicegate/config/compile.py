@@ -4,18 +4,20 @@ All problems are collected and raised together as one ConfigError; a policy is o
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
+from types import MappingProxyType
 from urllib.parse import urlsplit
 
 import msgspec
 
 from sluicegate.config import schema
+from sluicegate.config.proxies import ProxyError, proxy_from
 from sluicegate.config.schema import Config, ConfigError, Path, Problem
 from sluicegate.core.counters import deployment_tree, group
 from sluicegate.core.limits import Limit
 from sluicegate.core.prices import Price
-from sluicegate.core.tenants import Budget, Counter, Deployment, Key, Model, Policy, Provider, Scope, ScopeKind, Timeouts
+from sluicegate.core.tenants import Budget, Counter, Deployment, Key, Model, Policy, Provider, Proxy, Scope, ScopeKind, Timeouts
 from sluicegate.providers import ROWS, Row, cap_field, tokenizer
 
 GLOBAL = "*"
@@ -26,11 +28,15 @@ _DEPLOYED_MODEL = re.compile(r"[A-Za-z0-9._:/@+=~-]{1,200}")
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _HEADER_VALUE = re.compile(r"[\x21-\x7e\x80-\xff]([\t\x20-\x7e\x80-\xff]*[\x21-\x7e\x80-\xff])?")
 _OWN_HEADERS = {"host", "content-length", "content-type", "transfer-encoding", "connection", "accept-encoding", "expect", "te", "trailer", "upgrade"}
+_OWN_HEADERS |= {"proxy-authorization", "proxy-connection"}
 
 
-def compile_policy(config: Config, file: str = "config") -> Policy:
-    """The policy of a configuration. Raises ConfigError with everything that does not fit together; its problems have no lines yet."""
-    compiler = _Compiler(config)
+def compile_policy(config: Config, file: str = "config", environ: Mapping[str, str] = MappingProxyType({})) -> Policy:
+    """The policy of a configuration; `environ` may name proxies.
+
+    Raises ConfigError with everything that does not fit together; its problems have no lines yet.
+    """
+    compiler = _Compiler(config, environ)
     policy = compiler.policy()
     if compiler.problems:
         raise ConfigError(file, compiler.problems)
@@ -48,8 +54,9 @@ class _Above(msgspec.Struct, frozen=True):
 
 
 class _Compiler:
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, environ: Mapping[str, str]) -> None:
         self.config = config
+        self.environ = environ
         self.problems: list[Problem] = []
         self.global_limits = _limits(config.tenants.limits)
         self.keys: dict[bytes, Key] = {}
@@ -112,7 +119,17 @@ class _Compiler:
             token_per_event=row.token_per_event,
             cap_overrun=row.cap_overrun,
             ca_file=written.ca_file,
+            proxy=self.proxy(written, base_url, path),
         )
+
+    def proxy(self, written: schema.Provider, base_url: str, path: Path) -> Proxy | None:
+        if written.proxy is not None:
+            return None if written.proxy == "off" else written.proxy
+        try:
+            return proxy_from(self.environ, base_url)
+        except ProxyError as error:
+            self.problem((*path, "proxy"), str(error))
+            return None
 
     def row(self, written: schema.Provider, path: Path) -> Row | None:
         name = written.provider or written.dialect

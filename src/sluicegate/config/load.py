@@ -58,7 +58,7 @@ def load_text(text: str, environ: Mapping[str, str], file: str = "config") -> Lo
         problems += _schema_problems(error, problems)
     else:
         try:
-            policy = compile_policy(config, file)
+            policy = compile_policy(config, file, environ)
         except ConfigError as error:
             problems += error.problems
     if problems:

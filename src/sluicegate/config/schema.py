@@ -12,7 +12,9 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, PrivateAttr, SecretStr, ValidationInfo
 
+from sluicegate.config.proxies import read_proxy
 from sluicegate.core.limits import Limit, parse
+from sluicegate.core.tenants import Proxy
 
 Path = tuple[str | int, ...]
 
@@ -138,6 +140,7 @@ Limits = Annotated[list[Annotated[Limit | None, PlainValidator(_limit)]], Before
 RecordsUrl = Annotated[str, Field(pattern=r"^(sqlite:///.+|postgres(ql)?://.+)$"), AfterValidator(_readable)]
 EnvSecret = Annotated[SecretStr | None, PlainValidator(_secret_from_environ)]
 Tokenizer = Literal["o200k_base", "cl100k_base"]
+ProxySetting = Annotated[Proxy | Literal["off"] | None, PlainValidator(read_proxy)]
 
 
 class Section(BaseModel):
@@ -237,6 +240,7 @@ class Provider(Section):
     extend: OnOff | None = None
     stops_on_close: OnOff | None = None
     ca_file: str = ""
+    proxy: ProxySetting = None
     tokenizer: Tokenizer | None = None
 
 

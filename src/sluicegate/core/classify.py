@@ -28,7 +28,7 @@ SNIPPET_MAX = 200
 RETRY_DIGITS = 6  # seconds; what is longer, negative, or no time at all is not passed on
 
 _IN_DOUBT = frozenset({408, 499, 502, 504, *range(520, 525)})  # a proxy in front of the upstream gave up; the upstream may not have
-_OURS = frozenset({401, 402, 403, 404, 405})  # wrong key, no money, wrong model name or URL: the operator's to mend, not the caller's
+_OURS = frozenset({401, 402, 403, 404, 405, 407})  # wrong key, no money, wrong name or URL, a proxy's: the operator's to mend, not the caller's
 _ELSEWHERE = _OURS | {408, 409, 425, 429, 499}  # another deployment may do better; 5xx too
 _AS_IT_IS = frozenset({500, 501, 502, 503, 504})
 _LATE = frozenset({408, 499, 504, 522, 524})

@@ -35,6 +35,22 @@ class Counter(msgspec.Struct, frozen=True):
     key_prefix: str  # storage key up to the window label: `sg1:{acme}:c:acme/team-a:tokens:day` (whole where a window has no label)
 
 
+class Proxy(msgspec.Struct, frozen=True):
+    """An HTTP proxy in front of a provider."""
+
+    secure: bool  # spoken to in TLS
+    host: str
+    port: int
+    authorization: bytes = b""  # for the proxy alone; never logged
+
+    @property
+    def name(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    def __repr__(self) -> str:
+        return f"Proxy({self.name})"
+
+
 class Provider(msgspec.Struct, frozen=True):
     """A base URL, a credential, a dialect, quirks: a row (providers.py) with what the operator overrides."""
 
@@ -48,6 +64,7 @@ class Provider(msgspec.Struct, frozen=True):
     token_per_event: bool = False  # a stream has an event for each token
     cap_overrun: int = 0  # tokens per choice that it may produce beyond the cap that it was sent
     ca_file: str = ""
+    proxy: Proxy | None = None
 
 
 class Timeouts(msgspec.Struct, frozen=True):

@@ -1,18 +1,22 @@
 """One connection to an upstream: requests out, answers in, one call at a time. Only upstream.py uses it.
 
 What one socket read delivers is parsed at once, and whoever waits is woken once. The pieces of a body go from the parser straight into `chunks`,
-without a Python frame for each.
+without a Python frame for each. Those of a compressed answer are decoded between two reads, one step (decoding.py) at a time: the next when the
+last has been taken. Nothing of that is on the path of an answer that is not compressed.
 
 Invariant: after a call has ended, no byte that comes is anyone's: while no call is attached, whatever arrives closes the connection, and bytes behind
 the end of an answer do too.
 """
 
 import asyncio
-from typing import Protocol
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Literal, Protocol
 
 import httptools
 
 from sluicegate.http import wire
+from sluicegate.http.decoding import CodingError, Decoder, decoder_of
 
 INTERIM_MAX = 16  # answers with a 1xx status before the real one
 
@@ -26,13 +30,16 @@ class Call(Protocol):
     def answered(self, status: int, headers: dict[bytes, bytes]) -> None: ...  # the head is complete
     def wake(self) -> None: ...  # something came, or may be written again
     def end(self) -> None: ...  # the answer is whole
-    def broken(self, message: str) -> None: ...  # the answer is not HTTP, or none that was asked for
+    def broken(self, message: str, reason: Literal["protocol", "incomplete"] = "protocol") -> None: ...  # not HTTP, not decodable, or not asked for
+    def refused(self, message: str) -> None: ...  # a proxy on the way did not pass it on
     def lost(self, error: Exception | None) -> None: ...  # the connection closed first
 
 
 class Owner(Protocol):
     """What a connection needs of its pool."""
 
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop: ...
     def keep(self, connection: "OriginConnection") -> None: ...
     def forget(self, connection: "OriginConnection") -> None: ...
 
@@ -41,18 +48,34 @@ class _Refused(Exception):
     """Raised through the parser to stop it; its text says why."""
 
 
+class _Decoded(list[bytes]):
+    """Decoded pieces of a body. That they have been taken is how more comes to be decoded."""
+
+    __slots__ = ("on_taken",)
+
+    def __init__(self, on_taken: Callable[[], None]) -> None:
+        self.on_taken = on_taken
+
+    def clear(self) -> None:
+        super().clear()
+        self.on_taken()
+
+
 class OriginConnection(asyncio.Protocol):
     """A connection of a pool."""
 
     __slots__ = (
         *("call", "chunks", "idle_since", "on_body", "reused", "touched", "transport", "unsent", "write_paused"),
-        *("_complete", "_feed", "_headers", "_interim", "_interims", "_owner", "_parser", "_quiet_bytes", "_repeats", "_reusable", "_until_close"),
+        *("_came", "_complete", "_decoder", "_feed", "_headers", "_interim", "_interims", "_owner", "_parser", "_quiet_bytes", "_repeats"),
+        *("_reusable", "_until_close"),
     )
 
     def __init__(self, owner: Owner) -> None:
         self.call: Call | None = None
         self.chunks: list[bytes] = []
         self.on_body = self.chunks.append
+        self._came = self.chunks  # what the parser gives; `chunks` are others while it is decoded
+        self._decoder: Decoder | None = None
         self.idle_since = 0.0
         self.reused = False  # has served a call before
         self.touched = False  # a byte came during this call
@@ -83,6 +106,8 @@ class OriginConnection(asyncio.Protocol):
         self.call = None
         data = b"".join(self.chunks)
         self.chunks.clear()
+        if self._decoder is not None:
+            data += self._decoded_last()
         return data
 
     # The transport's side.
@@ -113,7 +138,7 @@ class OriginConnection(asyncio.Protocol):
                 return
         if self._complete:
             self._release(call)
-        elif self.chunks:
+        elif self.chunks or self._decode():
             self._quiet_bytes = 0
             call.stirred = True
             call.wake()
@@ -126,7 +151,7 @@ class OriginConnection(asyncio.Protocol):
         self._owner.forget(self)
         call = self.call
         if call is not None:
-            if self._until_close and exc is None:
+            if self._complete or (self._until_close and exc is None):
                 self._reusable = False
                 self._release(call)
             else:
@@ -135,12 +160,73 @@ class OriginConnection(asyncio.Protocol):
 
     def _release(self, call: Call) -> None:
         self._complete = True
+        if self._decoder is not None and not self._decoded_all(self._decoder, call):
+            return
         call.end()
         if self._reusable and not self.unsent and not self.transport.is_closing():
             self.reused = True
             self._owner.keep(self)
         else:
             self.transport.close()
+
+    # Compressed answers.
+
+    def _decode(self) -> bool:
+        """Decodes a step of what came, if the last one has been taken; whether there is something to take. Corrupt data breaks the call."""
+        decoder, call = self._decoder, self.call
+        if decoder is not None and call is not None and not self.chunks:
+            decoder.feed(self._came)
+            self._came.clear()
+            try:
+                data = decoder.step()
+            except CodingError as error:
+                self.chunks.append(error.before)
+                self._decoder = None
+                call.broken(str(error))
+                return False
+            if data:
+                self.chunks.append(data)
+        return bool(self.chunks)
+
+    def _decoded_all(self, decoder: Decoder, call: Call) -> bool:
+        """Whether a body that has come whole is decoded to its end. If not, that goes on when what there is has been taken, or the call is broken."""
+        self._decode()
+        if self.call is None:
+            return False
+        if self._came or decoder.pending:
+            call.stirred = True
+            call.wake()
+            return False
+        if not decoder.finished:
+            call.broken("the compressed answer ends early", "incomplete")
+            return False
+        return True
+
+    def _taken(self) -> None:
+        if self.call is not None and self._decoder is not None and (self._came or self._decoder.pending):
+            self._owner.loop.call_soon(self._decode_on)
+
+    def _decode_on(self) -> None:
+        call = self.call
+        if call is None:
+            return
+        if self._complete:
+            self._release(call)
+        elif self._decode():
+            call.stirred = True
+            call.wake()
+
+    def _decoded_last(self) -> bytes:
+        """A step of what a call that ends has not seen, since that may be metered; the next call's bytes are plain."""
+        decoder, self._decoder = self._decoder, None
+        assert decoder is not None
+        decoder.feed(self._came)
+        self._came.clear()
+        self.chunks = self._came
+        try:
+            return decoder.step()
+        except CodingError as error:
+            return error.before
 
     # The parser's side.
 
@@ -176,8 +262,8 @@ class OriginConnection(asyncio.Protocol):
             return
         if not parser.should_keep_alive() and parser.get_http_version() not in ("1.1", "1.0"):
             raise _Refused("a version of HTTP other than 1.0 and 1.1")
-        if headers.get(b"content-encoding", b"identity").lower() != b"identity":
-            raise _Refused("the answer is compressed although `accept-encoding: identity` was sent")
+        if (encoding := headers.get(b"content-encoding")) is not None:
+            self._decoder = self._decoder_of(encoding)
         coding = headers.get(b"transfer-encoding")
         if coding is not None and coding.lower() != b"chunked":
             raise _Refused("a transfer encoding other than chunked")
@@ -189,9 +275,30 @@ class OriginConnection(asyncio.Protocol):
             self._complete = True
             raise _Refused("the parser would wait for a body")
 
+    def _decoder_of(self, encoding: bytes) -> Decoder | None:
+        try:
+            decoder = decoder_of(encoding)
+        except CodingError as error:
+            raise _Refused(str(error)) from None
+        if decoder is not None:
+            self.chunks = _Decoded(self._taken)
+        return decoder
+
     def on_message_complete(self) -> None:
         if self._interim:
             return
         self._complete = True
         if not self._parser.should_keep_alive():
             self._reusable = False
+
+
+class RelayedConnection(OriginConnection):
+    """A connection to a proxy that is told whole URLs. Its wish for credentials is its own answer; every other may be the origin's."""
+
+    __slots__ = ()
+
+    def on_headers_complete(self) -> None:
+        if self._parser.get_status_code() == HTTPStatus.PROXY_AUTHENTICATION_REQUIRED and self.call is not None:
+            self.call.refused("the proxy wants other credentials (407)")
+            raise _Refused("not an answer of the origin")
+        super().on_headers_complete()

@@ -17,13 +17,13 @@ Time limits are checked by one timer per pool, every `TICK_S`: no timer is made 
 import asyncio
 import ssl
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import Literal
 from urllib.parse import urlsplit
 
-from sluicegate.core.tenants import Timeouts
+from sluicegate.core.tenants import Proxy, Timeouts
 from sluicegate.http import wire
 from sluicegate.http.origin import OriginConnection
+from sluicegate.http.route import in_ascii, route
 
 Reason = Literal["connect", "tls", "timeout", "reset", "incomplete", "protocol", "closed"]
 
@@ -154,6 +154,9 @@ class Call:
         while self._connection is None:
             await self._wait()
         self._connecting = None
+        if self._connection.transport.is_closing():  # nobody would tell us that it has gone
+            self._fail("connect", f"{self._pool.origin} closed the connection at once")
+            self._check()
         return self._connection
 
     def _connected(self, task: asyncio.Task[OriginConnection]) -> None:
@@ -224,8 +227,13 @@ class Call:
         self.complete = True
         self._let_go()
 
-    def broken(self, message: str) -> None:
-        self._fail("protocol", f"{self._pool.origin}: {message}")
+    def broken(self, message: str, reason: Literal["protocol", "incomplete"] = "protocol") -> None:
+        self._fail(reason, f"{self._pool.origin}: {message}")
+
+    def refused(self, message: str) -> None:
+        """A proxy did not pass the request on: for the origin it was never written."""
+        self.written = False
+        self._fail("connect", f"{self._pool.origin}: {message}")
 
     def lost(self, error: Exception | None) -> None:
         connection = self._connection
@@ -291,29 +299,25 @@ class Call:
         self.wake()
 
 
-@lru_cache
-def _tls(ca_file: str) -> ssl.SSLContext:
-    context = ssl.create_default_context(cafile=ca_file or None)
-    context.set_alpn_protocols(["http/1.1"])
-    return context
-
-
 class Pool:
     """Connections to one origin, in one event loop. At most `max_idle` are kept, none idle for longer than `idle_s`; the last used goes first."""
 
     def __init__(
-        self, base_url: str, *, ca_file: str = "", max_idle: int = 256, idle_s: float = 50.0, loop: asyncio.AbstractEventLoop | None = None
+        self,
+        base_url: str,
+        *,
+        ca_file: str = "",
+        proxy: Proxy | None = None,
+        max_idle: int = 256,
+        idle_s: float = 50.0,
+        loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         parts = urlsplit(base_url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None or parts.query or parts.fragment:
             raise ValueError("a base URL is http[s]://host[:port][/path]")
-        secure = parts.scheme == "https"
-        self._host = parts.hostname
-        self._port = parts.port or (443 if secure else 80)
-        self._tls = _tls(ca_file) if secure else None
-        self._path = parts.path.rstrip("/").encode()
-        host = parts.netloc.encode("idna" if not parts.netloc.isascii() else "ascii")
-        self._lines = [b"host: " + host, b"accept-encoding: identity"]
+        self._route = route(parts, ca_file, proxy)
+        self._base = self._route.target + parts.path.rstrip("/").encode()
+        self._lines = [b"host: " + in_ascii(parts.netloc), b"accept-encoding: identity", *self._route.lines]
         self.origin = f"{parts.scheme}://{parts.netloc}"
         self.loop = loop or asyncio.get_running_loop()
         self._max_idle = max_idle
@@ -333,7 +337,7 @@ class Pool:
 
     def _head(self, method: bytes, path: bytes, headers: tuple[tuple[bytes, bytes], ...]) -> bytes:
         """Request line and headers, kept: a provider's are the same for every call."""
-        head, clean = wire.block([b"%b %b%b HTTP/1.1" % (method, self._path, path), *self._lines], headers, _OURS)
+        head, clean = wire.block([b"%b %b%b HTTP/1.1" % (method, self._base, path), *self._lines], headers, _OURS)
         if not clean or b" " in path:
             raise ValueError("a header or path with control characters or blanks")
         if len(self._heads) >= HEADS_MAX:
@@ -355,11 +359,7 @@ class Pool:
     # Used by calls and connections.
 
     async def connect(self) -> OriginConnection:
-        hostname = self._host if self._tls else None
-        _, connection = await self.loop.create_connection(
-            lambda: OriginConnection(self), self._host, self._port, ssl=self._tls, server_hostname=hostname
-        )
-        return connection
+        return await self._route.connect(self)
 
     def idle_connection(self) -> OriginConnection | None:
         """The last used of the idle connections that are alive."""

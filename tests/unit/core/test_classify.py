@@ -75,6 +75,7 @@ def test_error_inside_a_200_is_not_billed() -> None:
         (403, True, 502, "upstream_error"),
         (404, True, 502, "upstream_error"),
         (405, True, 502, "upstream_error"),
+        (407, True, 502, "upstream_error"),
         (408, True, 504, "upstream_timeout"),
         (429, True, 429, "upstream_rate_limited"),
         (499, True, 504, "upstream_timeout"),
