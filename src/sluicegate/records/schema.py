@@ -1,7 +1,7 @@
 """The tables of the records, the same in SQLite and PostgreSQL, and how they come into being.
 
-Usage is kept twice: by the second, for as long as a day's window may need it (SECONDS_KEPT_S), and by the quarter of an hour, for good. Both are
-written in one transaction, so either may answer for a span; `meta.seconds_from_s` says since when the seconds are whole.
+Usage is kept three times: by the second, for as long as a day's window may need it (SECONDS_KEPT_S), by the quarter of an hour and by the day. All
+are written in one transaction, so each may answer for what it covers; `meta.seconds_from_s` says since when the seconds are whole.
 
 How it fails: tables of a newer program are refused (RecordsTooNew) and not touched. Several workers may open an empty database at once.
 """
@@ -13,6 +13,7 @@ from sluicegate.records.rows import RecordsTooNew
 
 SCHEMA_VERSION = 1
 QUARTER_S = 900  # no zone in use is off UTC by a fraction of it
+DAY_S = 86_400
 SECONDS_KEPT_S = 26 * 3_600  # a day may last 25 hours
 CREATION_LOCK = 0x51_75_1C_E6  # of PostgreSQL, held by whoever makes the tables
 
@@ -49,6 +50,8 @@ def _usage(name: str) -> Table:
 
 usage = _usage("usage")
 usage_quarters = _usage("usage_quarters")
+usage_days = _usage("usage_days")
+SPANS_S = {usage_days: DAY_S, usage_quarters: QUARTER_S, usage: 1}  # coarsest first
 
 # How far each writer's journal is in `usage`, and how far it was when a tree was last seeded.
 writers = Table("writers", metadata, _name("writer"), _number("upto"))

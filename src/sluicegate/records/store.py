@@ -22,7 +22,7 @@ from sqlalchemy import Connection, Table, case, delete, func, literal, or_, sele
 from sluicegate.records import sums as totals
 from sluicegate.records.database import Database
 from sluicegate.records.rows import NotLeading, RecordsUnavailable, Sum, TreeRow, UsageRow, WorkerRow
-from sluicegate.records.schema import AMOUNTS, QUARTER_S, SECONDS_KEPT_S, insert, meta, seeded, trees, usage, usage_quarters, workers, writers
+from sluicegate.records.schema import AMOUNTS, QUARTER_S, SECONDS_KEPT_S, SPANS_S, insert, meta, seeded, trees, usage, workers, writers
 
 TIMEOUT_S = 5.0
 WORKER_KEPT_MS = 3_600_000  # a worker that died without leaving is forgotten
@@ -147,8 +147,8 @@ def _add(connection: Connection, writer: str, upto: int, rows: Sequence[UsageRow
     mark = mark.on_conflict_do_update(index_elements=[writers.c.writer], set_={"upto": mark.excluded.upto}, where=further)
     if connection.execute(mark.returning(writers.c.upto)).first() is None:
         return  # another worker has replayed them
-    _increase(connection, usage, rows, 1)
-    _increase(connection, usage_quarters, rows, QUARTER_S)
+    for table, span_s in SPANS_S.items():
+        _increase(connection, table, rows, span_s)
 
 
 def _written(connection: Connection, writer: str) -> int:

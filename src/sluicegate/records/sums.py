@@ -1,8 +1,9 @@
 """Sums of usage for many questions at once: one query per distinct span of time, whatever the number of counters.
 
 A query groups by key and model (or by deployment and model); what it found is then added up in Python from each key to every scope above it.
-The middle of a span comes from the quarters of an hour, its ends from the seconds. Where seconds are no longer kept, a span begins with the quarter
-in which it starts: then more is counted than was used, never less. Likewise a row counts in the last slice that it can belong to.
+The middle of a span comes from the days, what is left of it from the quarters of an hour, and its ends from the seconds. Where seconds are no longer
+kept, a span has the whole quarters in which it begins and ends: more is counted than was used, never less. Likewise a row counts in the last slice
+that it can belong to.
 """
 
 from collections import defaultdict
@@ -13,10 +14,10 @@ from sqlalchemy import BigInteger, Connection, Select, Table, func, select
 
 from sluicegate.core.limits import Unit
 from sluicegate.records.rows import Sum
-from sluicegate.records.schema import AMOUNTS, QUARTER_S, meta, usage, usage_quarters
+from sluicegate.records.schema import AMOUNTS, DAY_S, QUARTER_S, SPANS_S, meta, usage, usage_quarters
 
 EVERYTHING = "*"
-NEVER_S = QUARTER_S * 2**40
+NEVER_S = DAY_S * 2**36
 
 # Of a scope and slice, by model.
 Totals = dict[tuple[str, int], dict[str, list[int]]]
@@ -52,18 +53,36 @@ def _totals(connection: Connection, first: Sum, scopes: set[str], kept_from_s: i
     return totals
 
 
-def spans(one: Sum, kept_from_s: int) -> list[tuple[Table, int, int]]:
-    """What covers a question's time: tables, each from a second up to, not including, another."""
+Span = tuple[Table, int, int]  # a table's rows from a second up to, not including, another
+
+
+def spans(one: Sum, kept_from_s: int) -> list[Span]:
+    """What covers a question's time, each moment once. kept_from_s: since when seconds are kept, a full quarter."""
     start_s = one.start_ms // 1000
     end_s = -(-one.end_ms // 1000) if one.end_ms else NEVER_S
-    first_s = (start_s if start_s < kept_from_s else start_s + QUARTER_S - 1) // QUARTER_S * QUARTER_S
-    last_s = (end_s + QUARTER_S - 1 if end_s < kept_from_s else end_s) // QUARTER_S * QUARTER_S
-    if 0 < one.slice_ms < QUARTER_S * 1000:  # too fine for quarters while there are seconds
-        last_s = min(last_s, kept_from_s)
+    if start_s < kept_from_s:
+        start_s = start_s // QUARTER_S * QUARTER_S
+    if end_s < kept_from_s:
+        end_s = -(-end_s // QUARTER_S) * QUARTER_S
+    if not one.slice_ms:
+        return _cover(start_s, end_s, list(SPANS_S))
+    if one.slice_ms >= QUARTER_S * 1000:
+        return _cover(start_s, end_s, [usage_quarters, usage])
+    past = _cover(start_s, min(end_s, kept_from_s), [usage_quarters])  # too coarse, but there is nothing else
+    return past + _cover(max(start_s, kept_from_s), end_s, [usage])
+
+
+def _cover(from_s: int, to_s: int, tables: list[Table]) -> list[Span]:
+    """From the coarsest table what it has whole, the rest from the others."""
+    if from_s >= to_s:
+        return []
+    table, *finer = tables
+    if not finer:
+        return [(table, from_s, to_s)]
+    first_s, last_s = -(-from_s // SPANS_S[table]) * SPANS_S[table], to_s // SPANS_S[table] * SPANS_S[table]
     if first_s >= last_s:
-        return [(usage, start_s, end_s)]
-    parts = [(usage, start_s, first_s), (usage_quarters, first_s, last_s), (usage, last_s, end_s)]
-    return [(table, from_s, to_s) for table, from_s, to_s in parts if from_s < to_s]
+        return _cover(from_s, to_s, finer)
+    return [*_cover(from_s, first_s, finer), (table, first_s, last_s), *_cover(last_s, to_s, finer)]
 
 
 def query(table: Table, one: Sum, scopes: set[str], from_s: int, to_s: int) -> Select[Any]:
@@ -72,8 +91,7 @@ def query(table: Table, one: Sum, scopes: set[str], from_s: int, to_s: int) -> S
     name = c.deployment if one.deployment else c.key_id
     found = select(name, c.model)
     if one.slice_ms:
-        last_ms = 999 if table is usage else QUARTER_S * 1000 - 1
-        found = found.add_columns(((c.time_s * 1000 + last_ms) // one.slice_ms).label("slice"))
+        found = found.add_columns(((c.time_s * 1000 + SPANS_S[table] * 1000 - 1) // one.slice_ms).label("slice"))
     else:
         found = found.add_columns(func.min(0).label("slice"))
     found = found.add_columns(*(func.sum(c[amount]).cast(BigInteger) for amount in AMOUNTS)).where(c.time_s >= from_s, c.time_s < to_s)

@@ -10,12 +10,10 @@ from sqlalchemy.dialects import sqlite
 
 from sluicegate.core.limits import Unit
 from sluicegate.records.rows import Sum, UsageRow
-from sluicegate.records.schema import QUARTER_S, SECONDS_KEPT_S, meta, usage
+from sluicegate.records.schema import DAY_S, QUARTER_S, SECONDS_KEPT_S, meta, usage
 from sluicegate.records.store import Records
 from sluicegate.records.sums import NEVER_S, above, query, spans
 from support_records import SECOND, asked, opened, used
-
-DAY_S = 86_400
 
 
 @pytest.fixture
@@ -25,30 +23,35 @@ def url(tmp_path: Path) -> str:
 
 # -- which table answers for which time -----------------------------------------------------------------------------------------------------
 
-Q = QUARTER_S
+Q, D = QUARTER_S, DAY_S
+SECONDS, QUARTERS, DAYS = "usage", "usage_quarters", "usage_days"
 
 
 @pytest.mark.parametrize(
     ("start_s", "end_s", "slice_ms", "kept_from_s", "expected"),
     [
-        (0, 0, 0, 0, [("usage_quarters", 0, NEVER_S)]),
-        (10 * Q, 20 * Q, 0, 0, [("usage_quarters", 10 * Q, 20 * Q)]),
-        (10 * Q + 1, 20 * Q + 2, 0, 0, [("usage", 10 * Q + 1, 11 * Q), ("usage_quarters", 11 * Q, 20 * Q), ("usage", 20 * Q, 20 * Q + 2)]),
-        (10 * Q + 1, 0, 0, 10 * Q, [("usage", 10 * Q + 1, 11 * Q), ("usage_quarters", 11 * Q, NEVER_S)]),
-        (10 * Q + 1, 10 * Q + 3, 0, 0, [("usage", 10 * Q + 1, 10 * Q + 3)]),
-        (10 * Q + 1, 11 * Q + 3, 0, 0, [("usage", 10 * Q + 1, 11 * Q + 3)]),
+        (0, 0, 0, 0, [(DAYS, 0, NEVER_S)]),
+        (10 * Q, 20 * Q, 0, 0, [(QUARTERS, 10 * Q, 20 * Q)]),
+        (10 * Q + 1, 20 * Q + 2, 0, 0, [(SECONDS, 10 * Q + 1, 11 * Q), (QUARTERS, 11 * Q, 20 * Q), (SECONDS, 20 * Q, 20 * Q + 2)]),
+        (10 * Q, 0, 0, 0, [(QUARTERS, 10 * Q, D), (DAYS, D, NEVER_S)]),
+        (10 * Q, 3 * D + 5 * Q, 0, 0, [(QUARTERS, 10 * Q, D), (DAYS, D, 3 * D), (QUARTERS, 3 * D, 3 * D + 5 * Q)]),
+        (D - 1, 3 * D + 1, 0, 0, [(SECONDS, D - 1, D), (DAYS, D, 3 * D), (SECONDS, 3 * D, 3 * D + 1)]),
+        (10 * Q + 1, 10 * Q + 3, 0, 0, [(SECONDS, 10 * Q + 1, 10 * Q + 3)]),
+        (10 * Q + 1, 11 * Q + 3, 0, 0, [(SECONDS, 10 * Q + 1, 11 * Q + 3)]),
         # the seconds are gone: whole quarters, from the one in which the span begins
-        (10 * Q + 1, 0, 0, 11 * Q, [("usage_quarters", 10 * Q, NEVER_S)]),
-        (10 * Q + 1, 20 * Q + 2, 0, 15 * Q, [("usage_quarters", 10 * Q, 20 * Q), ("usage", 20 * Q, 20 * Q + 2)]),
-        (10 * Q + 1, 10 * Q + 3, 0, 15 * Q, [("usage_quarters", 10 * Q, 11 * Q)]),
-        # slices shorter than a quarter
-        (10 * Q, 0, 60_000, 10 * Q, [("usage", 10 * Q, NEVER_S)]),
-        (10 * Q + 1, 0, 60_000, 12 * Q, [("usage_quarters", 10 * Q, 12 * Q), ("usage", 12 * Q, NEVER_S)]),
-        (10 * Q, 0, Q * 1000, 10 * Q, [("usage_quarters", 10 * Q, NEVER_S)]),
+        (10 * Q + 1, 0, 0, 11 * Q, [(QUARTERS, 10 * Q, D), (DAYS, D, NEVER_S)]),
+        (10 * Q + 1, 20 * Q + 2, 0, 15 * Q, [(QUARTERS, 10 * Q, 20 * Q), (SECONDS, 20 * Q, 20 * Q + 2)]),
+        (10 * Q + 1, 10 * Q + 3, 0, 15 * Q, [(QUARTERS, 10 * Q, 11 * Q)]),
+        # slices shorter than a quarter, and longer ones
+        (10 * Q, 0, 60_000, 10 * Q, [(SECONDS, 10 * Q, NEVER_S)]),
+        (10 * Q + 1, 0, 60_000, 12 * Q, [(QUARTERS, 10 * Q, 12 * Q), (SECONDS, 12 * Q, NEVER_S)]),
+        (10 * Q, 0, Q * 1000, 10 * Q, [(QUARTERS, 10 * Q, NEVER_S)]),
+        # nothing at all
+        (D, D, 0, 0, []),
     ],
 )
 def test_spans(start_s: int, end_s: int, slice_ms: int, kept_from_s: int, expected: list[tuple[str, int, int]]) -> None:
-    """Quarters in the middle, seconds at the ends; each moment is covered once."""
+    """Days in the middle, quarters around them, seconds at the ends; each moment is covered once."""
     found = spans(asked(start_s=start_s, end_s=end_s, slice_ms=slice_ms), kept_from_s)
     assert [(table.name, from_s, to_s) for table, from_s, to_s in found] == expected
 
@@ -116,6 +119,19 @@ async def test_sums_are_those_of_the_rows(tmp_path_factory: pytest.TempPathFacto
                 assert found == {number: amount for number, amount in slices.items() if amount}
             else:
                 assert found == sum(by_hand(one, row) for row in usage)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.integers(-400, 400), max_size=40), st.lists(st.tuples(st.integers(-400, 400), st.integers(-400, 401)), min_size=1))
+async def test_days_and_quarters_are_those_of_the_rows(
+    tmp_path_factory: pytest.TempPathFactory, times: list[int], asked_for: list[tuple[int, int]]
+) -> None:
+    """Over many days, in windows that begin and end with any quarter of an hour, although the seconds have gone."""
+    async with opened(f"sqlite:///{tmp_path_factory.mktemp('sums')}/records.db") as records:
+        for line, time in enumerate(times, 1):
+            await records.add("w", line, [used(SECOND + time * Q + line)])
+        found = await records.sums([asked("acme", Unit.REQUESTS, SECOND + start * Q, SECOND + end * Q) for start, end in asked_for])
+        assert found == [sum(start <= time < end for time in times) for start, end in asked_for]
 
 
 # -- how long seconds are kept --------------------------------------------------------------------------------------------------------------
