@@ -17,6 +17,7 @@ from sluicegate.records.rows import Sum
 from sluicegate.records.schema import AMOUNTS, DAY_S, QUARTER_S, SPANS_S, meta, usage, usage_quarters
 
 EVERYTHING = "*"
+COARSE_SLICE_MS = QUARTER_S * 1000 // 4  # a row of a quarter then counts at most four slices too long; the seconds of hours would be too many
 NEVER_S = DAY_S * 2**36
 
 # Of a scope and slice, by model.
@@ -66,7 +67,7 @@ def spans(one: Sum, kept_from_s: int) -> list[Span]:
         end_s = -(-end_s // QUARTER_S) * QUARTER_S
     if not one.slice_ms:
         return _cover(start_s, end_s, list(SPANS_S))
-    if one.slice_ms >= QUARTER_S * 1000:
+    if one.slice_ms >= COARSE_SLICE_MS:
         return _cover(start_s, end_s, [usage_quarters, usage])
     past = _cover(start_s, min(end_s, kept_from_s), [usage_quarters])  # too coarse, but there is nothing else
     return past + _cover(max(start_s, kept_from_s), end_s, [usage])

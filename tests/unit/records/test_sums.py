@@ -45,7 +45,8 @@ SECONDS, QUARTERS, DAYS = "usage", "usage_quarters", "usage_days"
         # slices shorter than a quarter, and longer ones
         (10 * Q, 0, 60_000, 10 * Q, [(SECONDS, 10 * Q, NEVER_S)]),
         (10 * Q + 1, 0, 60_000, 12 * Q, [(QUARTERS, 10 * Q, 12 * Q), (SECONDS, 12 * Q, NEVER_S)]),
-        (10 * Q, 0, Q * 1000, 10 * Q, [(QUARTERS, 10 * Q, NEVER_S)]),
+        (10 * Q, 0, 224_999, 10 * Q, [(SECONDS, 10 * Q, NEVER_S)]),
+        (10 * Q, 0, 225_000, 10 * Q, [(QUARTERS, 10 * Q, NEVER_S)]),
         # nothing at all
         (D, D, 0, 0, []),
     ],
