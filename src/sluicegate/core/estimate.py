@@ -87,7 +87,7 @@ class Learned:
         if request.unbounded:
             if not deployment.context:
                 why = f"The input cannot be bounded: it has {request.unbounded}, and the context of {model.name!r} is not known."
-                raise BadRequest(why, "messages", "unbounded_input")
+                raise BadRequest(why, request.unbounded_by, "unbounded_input")
             figures.input_bound = deployment.context
         self._output(figures, request, model, deployment, key=key, budget=budget)
         return figures
@@ -131,7 +131,7 @@ class Learned:
         want = choices * (model.max_output if request.cap is None else request.cap) + beyond_cap
         rate = output_rate(deployment.price) if deployment.price is not None else 0
         if want >= PLAIN_MAX and max(rate, 1000) * want >= EXACT_MAX:
-            raise BadRequest(f"{want} output tokens are more than can be counted.", "max_tokens")
+            raise BadRequest(f"{want} output tokens are more than can be counted.", request.cap_by)
         figures.want = want
         figures.need = min(want, choices * (budget.min_output + request.thinking) + beyond_cap)
         aim = want

@@ -44,6 +44,8 @@ class Request(msgspec.Struct, gc=False):
     prediction: str  # predicted output, counted on the output side
     unbounded: str  # why the input cannot be bounded by this body (file id, ...), "" = it can
     fields: dict[str, msgspec.Raw]  # the body's top-level fields as they came
+    cap_by: str = "max_tokens"  # the field to name when the cap cannot be counted
+    unbounded_by: str = "messages"  # the field to name when the input cannot be bounded
 
 
 class Target(msgspec.Struct, frozen=True, gc=False):

@@ -93,12 +93,13 @@ class AnyMessage(Struct, gc=False):
 class Content:
     """What the provider will read: texts, images, and why that cannot be known."""
 
-    __slots__ = ("images", "texts", "unbounded")
+    __slots__ = ("images", "texts", "unbounded", "unbounded_by")
 
     def __init__(self) -> None:
         self.texts: list[str] = []
         self.images = 0
         self.unbounded = ""
+        self.unbounded_by = "messages"  # the field of the body
 
     def add(self, message: Message, index: int) -> None:
         """A message of the usual shape."""

@@ -26,6 +26,7 @@ from sluicegate.dialects.openai_messages import AnyMessage, AnyPart, Content, Me
 
 CHOICES_MAX = 128  # OpenAI's own maximum of `n`
 NUMBER_MAX = 2**53 - 1
+LARGE = 2**20  # a cap below it can be counted at any price that is meant
 
 _Count = Annotated[int, Meta(ge=1, le=NUMBER_MAX)]
 _Choices = Annotated[int, Meta(ge=1, le=CHOICES_MAX)]
@@ -149,13 +150,14 @@ def read_request(body: bytes) -> Request:
     except RecursionError:
         raise BadRequest("The body is nested too deeply.") from None
     caps = [cap for cap in (typed.max_tokens, typed.max_completion_tokens, typed.max_output_tokens, typed.max_new_tokens, typed.n_predict) if cap]
+    cap = max(caps) if caps else None
     stream = typed.stream is True
     return Request(
         model=typed.model,
         stream=stream,
         include_usage=stream and typed.stream_options is not None and typed.stream_options.include_usage is True,
         choices=max(typed.n or 1, typed.best_of or 1, typed.n_cmpl or 1),
-        cap=max(caps) if caps else None,
+        cap=cap,
         thinking=max(_budget(typed.thinking), _budget(typed.reasoning)),
         texts=content.texts,
         messages=len(typed.messages),
@@ -163,6 +165,8 @@ def read_request(body: bytes) -> Request:
         prediction=_prediction(typed.prediction),
         unbounded=content.unbounded,
         fields=fields,
+        cap_by="max_tokens" if cap is None or cap < LARGE else next(name for name in _CAPS if getattr(typed, name) == cap),
+        unbounded_by=content.unbounded_by,
     )
 
 
@@ -228,7 +232,7 @@ def _more_fields(content: Content, fields: dict[str, Raw]) -> None:
         if name == "extra_body":
             _nested(content, raw)
         if _fetches(name) or (name == "prompt" and raw.startswith(b"{")):
-            content.unbounded = f"{name[:40]!r}, by which the provider gets input of its own"
+            content.unbounded, content.unbounded_by = f"{name[:40]!r}, by which the provider gets input of its own", name[:100]
         if raw[:1] in (b'"', b"{", b"[") and (name not in _RENDERED or len(raw) > _SETTING_BYTES):
             content.texts.append(raw.decode())
 
@@ -247,6 +251,7 @@ def _nested(content: Content, raw: bytes) -> None:
                     raise BadRequest(f"{name!r} is not read inside 'extra_body': it belongs in the body itself.", "extra_body")
                 if inner and _fetches(name):
                     content.unbounded = f"{name[:40]!r}, by which the provider gets input of its own"
+                    content.unbounded_by = "extra_body"
 
 
 def _schemas(content: Content, typed: _Settings, fields: dict[str, Raw]) -> None:
@@ -254,7 +259,7 @@ def _schemas(content: Content, typed: _Settings, fields: dict[str, Raw]) -> None
         if tool.type == "function" and tool.function is None:
             raise BadRequest(f"Missing required parameter: 'tools[{index}].function'.", f"tools[{index}].function")
         if tool.type not in ("function", "custom"):
-            content.unbounded = f"a tool of type {tool.type[:40]!r}, which the provider runs"
+            content.unbounded, content.unbounded_by = f"a tool of type {tool.type[:40]!r}, which the provider runs", f"tools[{index}].type"
     if typed.tools:
         content.texts.append(bytes(fields["tools"]).decode())
     if typed.functions:

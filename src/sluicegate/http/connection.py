@@ -301,7 +301,7 @@ class ClientConnection(HttpToolsProtocol):
             if active is not None:
                 active.lose()
                 self._active = None
-            body = wire.error_body(message, "invalid_request_error", code)
+            body = wire.error_body(message, "invalid_request_error", code) if self.parser.get_method() != b"HEAD" else b""
             head = b"%b\r\n%b\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
             self.transport.write(head % (wire.STATUS_LINES[status], self.date, len(body)) + body)
             self._linger()

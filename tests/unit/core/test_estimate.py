@@ -111,6 +111,24 @@ def test_unbounded_input() -> None:
     assert figures(asked=asked, deployment=Deployment("p/c", PROVIDER, "c", None, False, context=8192)).input_bound == 8192
 
 
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"previous_response_id": "r"}, "previous_response_id"),
+        ({"extra_body": {"enable_search": True}}, "extra_body"),
+        ({"tools": [{"type": "custom"}, {"type": "web_search"}]}, "tools[1].type"),
+        ({"max_tokens": 2**53 - 1}, "max_tokens"),
+        ({"max_tokens": 5, "max_completion_tokens": 2**53 - 1}, "max_completion_tokens"),
+        ({"n_predict": 2**53 - 1}, "n_predict"),
+    ],
+)
+def test_the_field_that_is_at_fault_is_named(fields: dict[str, Any], param: str) -> None:
+    """Not the one that such a fault mostly comes from."""
+    with pytest.raises(BadRequest) as info:
+        figures(asked=request(**fields))
+    assert info.value.param == param
+
+
 def test_learned_input() -> None:
     """From 200 complete usages on, the estimate takes their mean and the bound the largest ratio and a tenth; until then neither."""
     learned = Learned()

@@ -110,6 +110,15 @@ def feed_bytes(transport: FakeTransport, data: bytes) -> None:
         transport.feed(data[i : i + 1])
 
 
+async def test_a_refused_head_is_told_without_a_body() -> None:
+    """An answer to HEAD ends with its headers, also where it is an error that the parser found."""
+    for raw in (b"HEAD /x HTTP/1.1\r\n\r\n", b"HEAD /x HTTP/1.1\r\nHost: x\r\nContent-Length: +3\r\n\r\n"):
+        transport, _, _ = client(Recorder())
+        transport.feed(raw)
+        status, headers, body = split_answer(transport.written)
+        assert (status, headers[b"connection"], body) == (400, b"close", b"")
+
+
 @pytest.mark.parametrize(("raw", "seen"), GOOD.values(), ids=GOOD)
 async def test_requests_read_the_same_however_they_are_cut(raw: bytes, seen: Seen) -> None:
     """Whole, byte by byte, in two pieces at every place, and with the next request right behind: always the same request."""
