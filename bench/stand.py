@@ -191,9 +191,9 @@ class Redis:
         self._child.send(SIGCONT)
 
     def restart(self, keep: bool, away_s: float = 0.0) -> None:
-        """keep: with all of its data; otherwise empty."""
+        """keep: with all of its data, as it answers nothing more once it begins to save them; otherwise empty."""
         if keep:
-            self.client.save()
+            self.client.shutdown(save=True)
         self.stop()
         if not keep:
             self._dump.unlink(missing_ok=True)

@@ -111,6 +111,8 @@ class Gateway:
         answers.finish(trip, now)
         answered = trip.answered
         if answered is not None:
+            if answered.relay is not None and answered.meter is not None and answered.deployment.extend:
+                self._learned.saw_delta(answered.deployment, answered.meter.largest)
             if answered.ended != "complete":
                 answered.close()
             else:
@@ -189,7 +191,7 @@ class Gateway:
         call, deployment = attempt.call, attempt.deployment
         assert call is not None
         attempt.meter = self._text_meter(attempt) if whole else self._stream_meter(attempt, request)
-        pace = Pace(trip.policy.budget.stop_lag_ms)
+        pace = Pace(trip.policy.budget.stop_lag_ms, self._learned.delta(deployment))
         relay = attempt.relay = Relay(
             trip.exchange,
             call,

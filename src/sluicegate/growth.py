@@ -23,10 +23,12 @@ Why = Literal["", "budget", "ledger"]
 class Pace:
     """How fast a stream comes. `rate` is in tokens per second, 0 until it is known: rises at once, falls slowly."""
 
-    __slots__ = ("_marked_at", "_marked_seen", "_read_at", "_seen", "_stop_lag_s", "rate")
+    __slots__ = ("_delta", "_marked_at", "_marked_seen", "_read_at", "_seen", "_stop_lag_s", "rate")
 
-    def __init__(self, stop_lag_ms: int) -> None:
+    def __init__(self, stop_lag_ms: int, delta: int = 0) -> None:
+        """delta: the largest that is known of the deployment. A stream that has shown none yet may be about to."""
         self.rate = 0.0
+        self._delta = delta
         self._stop_lag_s = stop_lag_ms / 1000
         self._marked_at = 0.0
         self._marked_seen = 0
@@ -52,16 +54,16 @@ class Pace:
             self._marked_at, self._marked_seen = now, seen
 
     def margin(self, largest: int, now: float) -> int:
-        """Output that may still come after we decide to stop: the largest delta so far, and what is produced until the upstream notices.
+        """Output that may still come after we decide to stop: the largest delta, and what is produced until the upstream notices.
 
         Until the rate is known, all that was seen is taken to have come since the first output, within PACE_FIRST_S at least.
         """
         rate = self.rate or self._seen / max(PACE_FIRST_S, now - self._marked_at)
-        return largest + ceil(rate * self._stop_lag_s)
+        return max(largest, self._delta) + ceil(rate * self._stop_lag_s)
 
     def lookahead(self, largest: int, round_trip_s: float) -> int:
         """How far from the end of a grant to ask for more, so that the answer comes before the margin is reached."""
-        return max(LOOKAHEAD_MIN, largest + ceil(self.rate * (self._stop_lag_s + max(2 * round_trip_s, PATIENCE_S))))
+        return max(LOOKAHEAD_MIN, max(largest, self._delta) + ceil(self.rate * (self._stop_lag_s + max(2 * round_trip_s, PATIENCE_S))))
 
 
 class Growth:

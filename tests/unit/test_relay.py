@@ -43,6 +43,7 @@ class Stage:
         run_on: Collection[str] = (),
         choices: int = 1,
         stop_lag_ms: int = 100,
+        delta: int = 0,
         meter: Meter | None = None,
     ) -> None:
         self.now = 100.0
@@ -53,7 +54,7 @@ class Stage:
         self.asks: list[tuple[int, int, int]] = []
         self.answers: deque[asyncio.Future[Reply]] = deque()
         growth = None
-        self.pace = pace = Pace(stop_lag_ms)
+        self.pace = pace = Pace(stop_lag_ms, delta)
         if granted:
             growth = Growth(self._extend, granted, want, pace, run_on, lambda: self.now)
         self.growth = growth
@@ -402,6 +403,19 @@ def test_before_the_pace_is_known_everything_is_taken_to_have_come_at_once() -> 
     pace.saw(1300, 50.0625)
     assert pace.margin(10, 60.0) == 10 + 2016
     assert pace.lookahead(10, 0) == pytest.approx(10 + 3024, abs=1)
+
+
+async def test_case_108_a_stream_is_stopped_where_the_next_delta_may_exceed_its_grant() -> None:
+    """The largest delta that the deployment is known for counts before this stream has shown one, in what is asked, kept back and charged."""
+    stage = Stage(granted=250, want=1000, delta=100)
+    await stage.feed(text(100))
+    assert (stage.relay.ended, stage.asks) == ("open", [])
+    await stage.feed(text(60))
+    assert stage.asks[0][2] == 160
+    await stage.refuse()
+    assert stage.relay.truncated == "budget"
+    pace = Pace(100, 100)
+    assert (pace.margin(4, 50.0), pace.lookahead(4, 0)) == (100, 100)
 
 
 async def test_a_stream_that_falls_silent_is_taken_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:

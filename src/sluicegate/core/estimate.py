@@ -31,7 +31,10 @@ PAIRS_MAX = 4096  # histograms kept: one per (model, tenant) and model, the olde
 PLAIN_MAX = 2**12  # below it no rate that a price may have (10**12) comes near
 EXACT_MAX = 2**53  # rate times tokens must stay below: what a double holds exactly
 
+DELTA_TOLD = 32  # tokens; a smaller delta is inside the lookahead of every stream
+
 _EXCEEDED = "exceeded"  # the shared table of deployments that are capped from now on
+_DELTAS = "deltas"  # the shared table of deployments with large deltas: name and bits
 
 
 class Figures(msgspec.Struct, gc=False):
@@ -58,7 +61,7 @@ class Figures(msgspec.Struct, gc=False):
 class _Known:
     """What is known of one deployment."""
 
-    __slots__ = ("added", "density", "event_factor", "factor", "mean", "ratio")
+    __slots__ = ("added", "delta", "density", "event_factor", "factor", "mean", "ratio")
 
     def __init__(self) -> None:
         self.mean = Mean(LAST_INPUTS)  # reported input per estimated token
@@ -67,6 +70,7 @@ class _Known:
         self.ratio = Largest(LAST_INPUTS)  # reported input per token counted of longer texts, beyond what is added to all, in thousandths
         self.factor = Largest(LAST_OUTPUTS)  # reported per metered output, in thousandths
         self.event_factor = Largest(LAST_OUTPUTS)  # the same where events were metered
+        self.delta = Largest(LAST_OUTPUTS)  # output that came in one delta
 
 
 class Learned:
@@ -75,6 +79,7 @@ class Learned:
     def __init__(self) -> None:
         self._known: dict[str, _Known] = {}
         self._exceeded: set[str] = set()
+        self._deltas: dict[str, int] = {}  # by deployment, as other workers tell
         self._outputs: dict[str, Histogram] = {}
         self._names: dict[tuple[str, str], tuple[str, str]] = {}
         self._unlearned: list[tuple[Figures, Usage, Meter, Model, Deployment, Key, bool]] = []
@@ -140,6 +145,8 @@ class Learned:
         elif budget.estimator == "p95":
             each = self._p95(model, key)
             aim = want if each is None else choices * each + beyond_cap
+        if deployment.extend:
+            aim = max(aim, 2 * choices * self.delta(deployment) + beyond_cap)  # covers the first one, and the next while the ledger is asked
         figures.aim = max(figures.need, min(want, aim))
 
     def _p95(self, model: Model, key: Key) -> int | None:
@@ -160,11 +167,20 @@ class Learned:
             return 1000
         return max(1000, (known.event_factor if by_event else known.factor).value)
 
+    def delta(self, deployment: Deployment) -> int:
+        """The largest delta that may be expected of a deployment: an upstream that gathers its output shows nothing until it is too late."""
+        known = self._known.get(deployment.id)
+        return max(self._deltas.get(deployment.id, 0), known.delta.value if known is not None else 0)
+
     def exceeded(self, deployment: Deployment) -> bool:
         """Whether this deployment has billed more than it showed: it is capped from then on."""
         return deployment.id in self._exceeded
 
     # -- learning -------------------------------------------------------------------------------------------------------------------------
+
+    def saw_delta(self, deployment: Deployment, largest: int) -> None:
+        """Learns the largest delta of a stream, however it ended."""
+        self._of(deployment).delta.add(largest)
 
     def observe_later(self, figures: Figures, usage: Usage, meter: Meter, model: Model, deployment: Deployment, key: Key, truncated: bool) -> None:
         """As `observe`, some at a time, for a deployment whose answers decide nothing at once: a loop costs a third of as many single calls."""
@@ -181,9 +197,7 @@ class Learned:
         """Learns from a complete usage. truncated: the answer was cut by a cap. True if the deployment is capped from now on."""
         if usage.input_tokens is None or usage.output_tokens is None:
             return False
-        known = self._known.get(deployment.id)
-        if known is None:
-            known = self._known[deployment.id] = _Known()
+        known = self._of(deployment)
         if figures.plain and figures.text_bytes and usage.input_tokens:
             self._observe_input(known, figures, usage.input_tokens)
         written = usage.output_tokens
@@ -203,6 +217,12 @@ class Learned:
         if written > HIDDEN_FLAT and meter.counted:
             (known.event_factor if meter.by_event else known.factor).add(-(-(written - HIDDEN_FLAT) * 1000 // meter.counted))
         return False
+
+    def _of(self, deployment: Deployment) -> _Known:
+        known = self._known.get(deployment.id)
+        if known is None:
+            known = self._known[deployment.id] = _Known()
+        return known
 
     def _observe_input(self, known: _Known, figures: Figures, reported: int) -> None:
         text_tokens = max(0, reported - figures.framing)
@@ -239,10 +259,11 @@ class Learned:
     # -- shared through the ledger --------------------------------------------------------------------------------------------------------
 
     def increments(self) -> dict[str, dict[str, int]]:
-        """What to add to the shared tables; an empty one is only read. Deployments that exceeded are told each time, since tables are forgotten."""
+        """What to add to the shared tables; an empty one is only read. What is known of deployments is told each time, since tables are forgotten."""
         self._learn_all()
         tables = {name: outputs.take() for name, outputs in self._outputs.items() if outputs.wanted}
         tables[_EXCEEDED] = dict.fromkeys(self._exceeded, 1)
+        tables[_DELTAS] = {f"{name} {known.delta.value.bit_length()}": 1 for name, known in self._known.items() if known.delta.value > DELTA_TOLD}
         return tables
 
     def keep(self, increments: dict[str, dict[str, int]]) -> None:
@@ -254,6 +275,10 @@ class Learned:
     def absorb(self, sums: dict[str, dict[str, int]]) -> None:
         """The sums over all workers."""
         self._exceeded.update(deployment for deployment, times in sums.get(_EXCEEDED, {}).items() if times > 0)
+        self._deltas = {}
+        for name in sums.get(_DELTAS, ()):
+            deployment, _, bits = name.rpartition(" ")
+            self._deltas[deployment] = max(2 ** int(bits) - 1, self._deltas.get(deployment, 0))
         for name, outputs in self._outputs.items():
             if name in sums:
                 outputs.absorb(sums[name])

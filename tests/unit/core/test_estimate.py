@@ -306,11 +306,11 @@ def test_workers_share_histograms() -> None:
         "output chat acme/team": 60,
         "output chat": 60,
     }
-    assert set(two.increments()) == {"output chat acme/team", "output chat", "exceeded"}
+    assert set(two.increments()) == {"output chat acme/team", "output chat", "exceeded", "deltas"}
     two.absorb(sums)
     one.absorb(sums)
     assert figures(one).aim == figures(two).aim < 120
-    assert set(Learned().increments()) == {"exceeded"}
+    assert set(Learned().increments()) == {"exceeded", "deltas"}
 
 
 def test_memory_is_bounded() -> None:
@@ -318,7 +318,37 @@ def test_memory_is_bounded() -> None:
     learned = Learned()
     for n in range(PAIRS_MAX):
         figures(learned, tenant=f"acme/{n}")
-    assert len(learned.increments()) <= PAIRS_MAX + 1
+    assert len(learned.increments()) <= PAIRS_MAX + 2
+
+
+def test_case_108_an_upstream_that_gathers_its_output_is_aimed_at_twice_its_largest_delta() -> None:
+    """Its first delta is covered, and the next one while the ledger is asked: an answer that comes at once cannot be stopped in the middle."""
+    learned = Learned()
+    observe(learned, Usage(100, 100), times=60, deployment=EXTENDED)
+    assert figures(learned, deployment=EXTENDED).aim < 120
+    for largest in (4, 700, 90):
+        learned.saw_delta(EXTENDED, largest)
+    assert learned.delta(EXTENDED) == 700
+    assert figures(learned, deployment=EXTENDED).aim == 1400
+    assert figures(learned, request(n=2), deployment=EXTENDED).aim == 2800
+    assert figures(learned, request(max_tokens=900), deployment=EXTENDED).aim == 900
+    assert figures(learned).aim < 120  # of another deployment
+    for _ in range(200):
+        learned.saw_delta(EXTENDED, 4)
+    assert learned.delta(EXTENDED) == 4
+
+
+def test_workers_share_the_deltas_that_matter() -> None:
+    """As a power of two that is not below them; small ones are not told, and what nobody tells any more is forgotten."""
+    one, two = Learned(), Learned()
+    one.saw_delta(PLAIN, 32)
+    one.saw_delta(EXTENDED, 700)
+    sums = one.increments()
+    assert sums["deltas"] == {"p/e 10": 1}
+    two.absorb({**sums, "deltas": {"p/e 10": 2, "p/e 7": 1}})
+    assert (two.delta(EXTENDED), two.delta(PLAIN)) == (1023, 0)
+    two.absorb({})
+    assert two.delta(EXTENDED) == 0
 
 
 # -- what a deployment bills --------------------------------------------------------------------------------------------------------------
