@@ -480,6 +480,20 @@ async def test_fault_for_a_share_of_the_calls(client: Client, mock: Mock) -> Non
     assert statuses[:30] != [200, 503] * 15
 
 
+async def test_windows_are_counted_apart() -> None:
+    """What arrives in a window counts for its caller in it, wherever it ends."""
+    now = [1_790_000_039.9]
+    mock = Mock(MockOptions(window_s=30, caller="a", completion_tokens=5), lambda: now[0])
+    await mock.start()
+    client = await Client.connect(mock)
+    for _ in range(3):
+        await ask(client)
+        now[0] += 0.2
+    client.close()
+    await mock.stop()
+    assert {name: tally.completion_tokens for name, tally in mock.stats().callers.items()} == {"a@1790000010": 5, "a@1790000040": 10}
+
+
 async def test_html_pages(client: Client) -> None:
     """An error, and even a success, may come as an HTML page."""
     bad = await ask_mock(client, status=504, html=True)

@@ -71,6 +71,7 @@ class MockOptions(msgspec.Struct, frozen=True):
 
     # whom it counts for
     caller: str = ""
+    window_s: Count = 0  # counts apart what arrives in each window of this length: the caller's name gets `@` and the window's start
 
 
 SHORT = {
@@ -83,6 +84,7 @@ SHORT = {
     "chunk": "chunk_tokens",
     "pad": "pad_bytes",
     "id": "request_id",
+    "window": "window_s",
 }
 _FIELDS = {field.name: field for field in msgspec.structs.fields(MockOptions)}
 _DURATION_MS = {"ms": 1.0, "s": 1000.0}

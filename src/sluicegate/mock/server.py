@@ -16,6 +16,7 @@ import signal
 import socket
 import ssl
 import struct
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Annotated, Any, cast
@@ -64,8 +65,9 @@ class Fault(msgspec.Struct):
 class Mock:
     """The server. `truth` is what it really produced; `calls` are the last ones as they came."""
 
-    def __init__(self, options: MockOptions | None = None) -> None:
+    def __init__(self, options: MockOptions | None = None, time_s: Callable[[], float] = time.time) -> None:
         self.options = options if options is not None else MockOptions()
+        self._time_s = time_s
         self.truth = Truth()
         self.calls: deque[SeenCall] = deque(maxlen=SEEN_CALLS)
         self.faults: list[Fault] = []
@@ -162,7 +164,8 @@ class Mock:
         credential = headers.get("authorization", "").removeprefix("Bearer ") or headers.get("x-api-key", "")
         caller = options.caller or headers.get("x-mock-caller") or call.user or credential or "anonymous"
         self.calls.append(SeenCall(caller, path, headers, body[:SEEN_BODY_BYTES].decode("utf-8", "replace")))
-        tally = self.truth.begin(caller)
+        window = f"@{int(self._time_s()) // options.window_s * options.window_s}" if options.window_s else ""
+        tally = self.truth.begin(caller + window)
         answer = answers.plan(call, options, caller, next(self._numbers))
         connection.flight = flight_for(connection, self.ticker, answer, tally, self._ended)
         connection.flight.begin()
