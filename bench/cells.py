@@ -42,6 +42,7 @@ class Cell:
     streams: int = 16  # per tenant
     tenants: int = 8
     runs: int = 3
+    replicas: int = 3
     at_once: bool = False  # the runs run together: where few streams leave the machine idle
     pace: tuple[str, ...] = PACED
     budget: int = 20_000  # tokens, or nano-USD
@@ -106,6 +107,7 @@ class Cell:
             providers=dict.fromkeys(mocks, row),
             models=models,
             budget=budget,
+            replicas=self.replicas,
             more=self.more or {},
             clocks_s=self.clocks_s,
             linked=self.linked,
@@ -247,8 +249,7 @@ def quick() -> Iterator[Cell]:
     fast = ("--ttft", "20ms", "--tpot", "4ms", "--chunk", "4")
     for mode in (*BOTH, "posthoc"):
         base = Cell("base", "the base workload, small", mode, 16, pace=fast)  # type: ignore[arg-type]
-        yield replace(base, tenants=4, runs=1, budget=8_000, judged=mode != "posthoc")
-    for cell in HIDDEN:
-        if cell.name in ("dollars", "three-scopes", "hang-up", "replica-killed"):
-            for mode in BOTH:
-                yield replace(cell, mode=mode, pace=fast, tenants=3, runs=1, streams=8, budget=cell.budget // 3)
+        yield replace(base, tenants=4, runs=1, replicas=2, budget=6_000, judged=mode != "posthoc")
+    for name, mode in (("hang-up", "extended"), ("dollars", "capped"), ("three-scopes", "extended"), ("replica-killed", "capped")):
+        cell = next(cell for cell in HIDDEN if cell.name == name)
+        yield replace(cell, mode=mode, pace=fast, tenants=3, runs=1, replicas=2, streams=8, budget=cell.budget // 4)  # type: ignore[arg-type]
