@@ -1,10 +1,11 @@
 """The link to a Redis: one pipelined connection that scripts and commands of a whole worker share.
 
 All commands of one turn of the event loop go out in one write; replies resolve futures in order. A connection is greeted (user, database, name,
-policy, scripts) before it is used, and replaced with a jittered backoff when it is lost.
+policy, which run of a server it is, scripts) before it is used, and replaced with a jittered backoff when it is lost.
 
 Invariants: a call ends within the timeout, by an answer or by `LedgerUnavailable`; one that timed out keeps its place in the pipeline, and
 what its late answer says goes to `on_late`. One timer watches all calls: they wait in the order in which they were sent, so the oldest is due first.
+No call goes out on a connection before `on_greeted` knows of it. Calls made while the very first attempt to connect is under way wait for its end.
 Fails by `LedgerUnavailable` in the call's future: at once while there is no connection; for every call under way when the connection is lost
 (outcome unknown), also when nothing was answered for 2 s; and where Redis answers an error (nothing was done). Each change of state is one log line.
 """
@@ -15,18 +16,18 @@ import ssl
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import islice
-from typing import Any, Protocol, cast
-from urllib.parse import parse_qsl, unquote, urlsplit
+from typing import Any, NamedTuple, Protocol, cast
 
 import hiredis
-import msgspec
 
+from sluicegate.ledger.address import Address
 from sluicegate.ledger.contract import LedgerUnavailable
 
 SILENCE_S = 2.0  # a connection that owes answers and gives none for this long is dropped
 BACKOFF_S = (0.05, 2.0)  # first and longest pause before connecting again, times 0.5 to 1.5
 TROUBLE_S = 5.0  # a command that failed is well again, in the log, when it has not failed for this long
 MAJOR_MIN = 7
+MOVED = ("MOVED", "CLUSTERDOWN", "READONLY", "MASTERDOWN", "LOADING")  # errors that say that another server may be the right one
 
 
 class Log(Protocol):
@@ -36,54 +37,11 @@ class Log(Protocol):
     def warning(self, event: str, **fields: object) -> object: ...
 
 
-class Address(msgspec.Struct, frozen=True):
-    """Where a Redis is and how to enter it. `str()` shows no credential."""
+class Run(NamedTuple):
+    """Which run of a server it is. The history of its data changes when it was a replica meanwhile, and with each run."""
 
-    host: str = ""
-    port: int = 6379
-    path: str = ""  # of a unix socket, instead of host and port
-    db: int = 0
-    username: str = ""
-    password: str = ""
-    tls: bool = False
-    ca_file: str = ""  # "": the system's
-
-    @classmethod
-    def parse(cls, url: str) -> "Address":
-        """`redis://[[user]:password@]host[:port][/db]`, the same with `rediss://` and `?ca_file=`, or `unix://[[user]:password@]/path[?db=n]`."""
-        parts = urlsplit(url)
-        try:
-            port = parts.port or 6379
-        except ValueError:  # its own message may show a piece of a password that is not percent-encoded
-            raise ValueError("the port of a Redis is a number below 65536; a password in its address is percent-encoded") from None
-        query = dict(parse_qsl(parts.query, keep_blank_values=True))
-        username, password = unquote(parts.username or ""), unquote(parts.password or "")
-        known = {"redis": set[str](), "rediss": {"ca_file"}, "unix": {"db"}}.get(parts.scheme)
-        if known is None:
-            raise ValueError("the address of a Redis begins with redis://, rediss:// or unix://")
-        if query.keys() - known:
-            raise ValueError(f"unknown in a {parts.scheme}:// address: {', '.join(sorted(query.keys() - known))}")
-        db = query.get("db", "") if parts.scheme == "unix" else parts.path.strip("/")
-        if not (db or "0").isdecimal():
-            raise ValueError(f"the database of a Redis is a number, not {db!r}")
-        if parts.scheme == "unix":
-            if not parts.path:
-                raise ValueError("a unix:// address needs a path")
-            return cls(path=unquote(parts.path), db=int(db or 0), username=username, password=password)
-        return cls(
-            host=parts.hostname or "127.0.0.1",
-            port=port,
-            db=int(db or 0),
-            username=username,
-            password=password,
-            tls=parts.scheme == "rediss",
-            ca_file=query.get("ca_file", ""),
-        )
-
-    def __str__(self) -> str:
-        if self.path:
-            return f"unix://{self.path}?db={self.db}"
-        return f"{'rediss' if self.tls else 'redis'}://{self.host}:{self.port}/{self.db}"
+    run_id: str
+    history: str
 
 
 class Command:
@@ -96,6 +54,9 @@ class Command:
         self.read = read
         self.text = text
         self.sha = sha
+
+    def with_reader(self, read: Callable[[Any], Any]) -> "Command":
+        return Command(self.name, read, self.text, self.sha)
 
 
 def raw(name: str) -> Command:
@@ -124,11 +85,18 @@ class Link:
         log: Log,
         scripts: Sequence[Command] = (),
         on_late: Callable[[Command, Any, Any], None] = lambda command, answer, asked: None,
+        on_greeted: Callable[["Link", Run], None] = lambda link, run: None,
+        on_trouble: Callable[[], None] = lambda: None,
         jitter: Callable[[], float] = random.random,
     ) -> None:
-        """name: of the client, as Redis lists it. on_late: told of answers nobody waits for any more: command, what was read, what was asked."""
+        """name: of the client, as Redis lists it. on_late: told of answers nobody waits for any more: command, what was read, what was asked.
+
+        on_greeted: told of each new connection before it is used. on_trouble: told when another server may be the right one.
+        """
         self.timeout_s = timeout_ms / 1000
         self.on_late = on_late
+        self.on_trouble = on_trouble
+        self._on_greeted = on_greeted
         self._address = address
         self._name = name
         self._scripts = scripts
@@ -139,19 +107,26 @@ class Link:
         self._troubled: dict[str, float] = {}  # commands that Redis fails, by the time of the last failure
         self._policy_unknown = False
         self._tls: ssl.SSLContext | None = None
+        self._early: list[Waiting] | None = None  # made while the first attempt is under way
         self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> "asyncio.Future[None]":
+        """Begins to connect, and goes on trying if this fails. The future has the end of the first attempt; LedgerUnavailable says why it failed."""
+        first: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._early = []
+        self._task = asyncio.create_task(self._keep_up(first))
+        return first
 
     async def open(self) -> None:
         """Connects, and goes on trying if this fails; then LedgerUnavailable says why."""
-        first: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._task = asyncio.create_task(self._keep_up(first))
-        await first
+        await self.start()
 
     async def close(self) -> None:
         if self._task is None:
             return
         self._task.cancel()
         await asyncio.wait([self._task])
+        self._fail_early("closed")
         connection, self._down = self._connection, "closed"
         if connection is not None:
             connection.end("closed", abort=False)
@@ -162,19 +137,39 @@ class Link:
         connection = self._connection
         if connection is not None:
             return connection.send(command, packed, asked)
-        future = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        future = loop.create_future()
+        if self._early is not None:
+            self._early.append((future, loop.time(), command, packed, asked))
+            return future
         fail(future, f"no connection to the ledger at {self._address}: {self._down}")
         return future
+
+    def drop(self, reason: str) -> None:
+        """Ends the present connection, if there is one; another one is made."""
+        if self._connection is not None:
+            self._connection.end(reason)
+
+    @property
+    def up(self) -> bool:
+        """Whether calls go out now."""
+        return self._connection is not None
 
     async def _keep_up(self, first: "asyncio.Future[None]") -> None:
         attempts = 0
         while True:
             try:
-                self._connection = connection = await self._connect()
+                connection, run = await self._connect()
             except (OSError, TimeoutError, LedgerUnavailable) as error:
                 self._went_down(str(error) or "no answer in time")
             else:
+                self._on_greeted(self, run)
+                self._connection = None if connection.lost.done() else connection
                 attempts, self._down = 0, ""
+                if self._connection is not None:
+                    early, self._early = self._early, None
+                    if early:
+                        connection.send_early(early)
                 self._log.info("ledger connected", address=str(self._address), link=self._name)
                 if not first.done():
                     first.set_result(None)
@@ -183,6 +178,7 @@ class Link:
                 self._went_down(connection.lost.result())
             if not first.done():
                 fail(first, f"cannot use the ledger at {self._address}: {self._down}")
+            self._fail_early(self._down)
             pause_s = min(BACKOFF_S[0] * 2**attempts, BACKOFF_S[1])
             attempts = min(attempts + 1, 10)
             await asyncio.sleep(pause_s * (0.5 + self._jitter()))
@@ -191,8 +187,14 @@ class Link:
         if self._down in ("", "not connected yet"):
             self._log.warning("ledger away", address=str(self._address), link=self._name, reason=reason)
         self._down = reason
+        self.on_trouble()
 
-    async def _connect(self) -> "Connection":
+    def _fail_early(self, reason: str) -> None:
+        early, self._early = self._early, None
+        for future, *_ in early or ():
+            fail(future, f"no connection to the ledger at {self._address}: {reason}")
+
+    async def _connect(self) -> tuple["Connection", Run]:
         loop, at = asyncio.get_running_loop(), self._address
         async with asyncio.timeout(self.timeout_s):
             if at.path:
@@ -202,21 +204,21 @@ class Link:
                     self._tls = ssl.create_default_context(cafile=at.ca_file or None)
                 _, connection = await loop.create_connection(lambda: Connection(self, loop), at.host, at.port, ssl=self._tls)
             try:
-                await self._greet(connection)
+                return connection, await self._greet(connection)
             except BaseException:
                 connection.end("not greeted")
                 raise
-        return connection
 
-    async def _greet(self, connection: "Connection") -> None:
+    async def _greet(self, connection: "Connection") -> Run:
         """Makes a connection fit for use, in one write. Raises LedgerUnavailable if it cannot be."""
         at = self._address
         credential = ("AUTH", at.username or "default", at.password) if at.password else ()
         hello = connection.send(raw("HELLO"), pack("HELLO", 2, *credential, "SETNAME", self._name))
         select = connection.send(raw("SELECT"), pack("SELECT", at.db))
         policy = connection.send(raw("CONFIG"), pack("CONFIG", "GET", "maxmemory-policy"))
+        info = connection.send(raw("INFO"), pack("INFO", "server", "replication"))
         loads = [connection.send(raw("SCRIPT"), pack("SCRIPT", "LOAD", script.text)) for script in self._scripts]
-        await asyncio.wait([hello, select, policy, *loads])
+        await asyncio.wait([hello, select, policy, info, *loads])
         _check_server(hello.result())
         for reply in (select, *loads):
             reply.result()
@@ -227,6 +229,8 @@ class Link:
         elif not self._policy_unknown:
             self._policy_unknown = True
             self._log.warning("ledger policy unknown: see that maxmemory-policy is noeviction", address=str(at), reason=str(policy.exception()))
+        facts = dict(line.split(b":", 1) for line in info.result().split(b"\r\n") if b":" in line)
+        return Run(facts[b"run_id"].decode(), facts[b"master_replid"].decode())
 
     def lost(self, connection: "Connection") -> None:
         """Nothing more is sent on this connection."""
@@ -272,6 +276,16 @@ class Connection(asyncio.Protocol):
         self._queue(future, command, packed, asked)
         return future
 
+    def send_early(self, early: list[Waiting]) -> None:
+        """Sends first of all what was asked before there was a connection. The time of these calls has been running since then."""
+        self._turn = early[-1][1]
+        self._out += [packed for _, _, _, packed, _ in early]
+        self._waiting += early
+        self._loop.call_soon(self._flush)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_at(early[0][1] + self._link.timeout_s, self._check)
+
     def _queue(self, future: "asyncio.Future[Any]", command: Command, packed: bytes, asked: Any) -> None:
         if not self._out:
             self._turn = self._loop.time()
@@ -303,7 +317,11 @@ class Connection(asyncio.Protocol):
                     self._refused(entry, str(reply))
                     continue
                 future, _, command, _, asked = entry
-                answer = command.read(reply)
+                try:
+                    answer = command.read(reply)
+                except LedgerUnavailable as error:  # the reply says so
+                    fail(future, error)
+                    continue
                 if future.done():
                     link.on_late(command, answer, asked)
                 else:
@@ -325,6 +343,8 @@ class Connection(asyncio.Protocol):
         fail(future, f"the ledger answered: {error}")
         if command.text:
             self._link.failed(command, error, self._heard)
+        if error.partition(" ")[0] in MOVED:
+            self._link.on_trouble()
         if error.startswith("READONLY"):
             self.end("the server has become a read-only replica")
 
@@ -376,10 +396,10 @@ class Connection(asyncio.Protocol):
             self._transport.close()
 
 
-def fail(future: "asyncio.Future[Any]", reason: str) -> None:
+def fail(future: "asyncio.Future[Any]", reason: str | LedgerUnavailable) -> None:
     """Fails a call. The link logs what matters, so a caller that does not look makes no noise."""
     if not future.done():
-        future.set_exception(LedgerUnavailable(reason))
+        future.set_exception(LedgerUnavailable(reason) if isinstance(reason, str) else reason)
         future.exception()
 
 

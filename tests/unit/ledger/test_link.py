@@ -6,8 +6,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from sluicegate.ledger.address import Address
 from sluicegate.ledger.contract import LedgerUnavailable
-from sluicegate.ledger.link import Address, Command, Connection, Link, pack, raw
+from sluicegate.ledger.link import Command, Connection, Link, pack, raw
 
 ECHO = raw("ECHO")
 SCRIPT = Command("verb", lambda reply: reply, b"return 1", b"a" * 40)
