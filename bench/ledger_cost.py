@@ -18,7 +18,7 @@ import redis
 import uvloop
 
 from sluicegate.core.claims import Admission, Ref, RefSet, Settlement
-from sluicegate.ledger.contract import Ledger
+from sluicegate.ledger.contract import Ledger, TreeState
 from sluicegate.ledger.memory import MemoryLedger
 from sluicegate.ledger.sqlite import SqliteLedger, system_clock_ms
 
@@ -71,6 +71,8 @@ async def drive(ledger: Ledger, name: str, limits: int, until: float) -> int:
 async def measure(options: argparse.Namespace, process: int) -> tuple[int, float]:
     ledger = ledger_of(options.url)
     await ledger.open()
+    seq = await ledger.seq("bench", "first") or await ledger.seed("bench", "first", ())
+    ledger.trees["bench"] = TreeState("first", seq, open=True)
     cpu, until = time.process_time(), time.monotonic() + options.seconds
     done = await asyncio.gather(*(drive(ledger, f"{process:02d}{task:04d}", options.limits, until) for task in range(options.tasks)))
     cpu = time.process_time() - cpu

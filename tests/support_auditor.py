@@ -38,16 +38,22 @@ class Level:
     def __init__(self) -> None:
         self.deficit = Fraction(0)
         self.at_ms = 0
+        self.full_ms = 0  # when it was last seen full
         self.capacity = 0  # largest so far
         self.debts = 0
 
     def move(self, ref: Ref, now_ms: int, more: int) -> None:
         self.refill(ref, now_ms)
-        self.deficit = max(Fraction(0), self.deficit + more)
+        self._set(self.deficit + more, now_ms)
 
     def refill(self, ref: Ref, now_ms: int) -> None:
-        self.deficit = max(Fraction(0), self.deficit - Fraction((now_ms - self.at_ms) * ref.gain, ref.per_ms))
+        self._set(self.deficit - Fraction((now_ms - self.at_ms) * ref.gain, ref.per_ms), now_ms)
         self.at_ms = now_ms
+
+    def _set(self, deficit: Fraction, now_ms: int) -> None:
+        self.deficit = max(Fraction(0), deficit)
+        if deficit <= 0:
+            self.full_ms = now_ms
 
 
 class Auditor:
@@ -172,8 +178,11 @@ class Auditor:
                 self.used[key] += actual[key] - before
                 self.overruns[key] += max(0, actual[key] - (before if entry.state == "expired" else taken))
             elif ref.kind == "b":
-                self.levels[key].move(ref, now_ms, actual[key] - taken)
-                self.levels[key].debts += max(0, actual[key] - taken)
+                level = self.levels[key]
+                level.refill(ref, now_ms)
+                if actual[key] > taken or level.full_ms <= entry.admitted_ms:  # else what the claim took has refilled long ago
+                    level.move(ref, now_ms, actual[key] - taken)
+                level.debts += max(0, actual[key] - taken)
             elif ref.kind == "s" and actual[key] < taken:
                 self.slices[key][entry.admitted_ms // ref.per_ms] -= taken - actual[key]
             elif ref.kind == "s":

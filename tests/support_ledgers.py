@@ -6,15 +6,15 @@ memory and sqlite take a clock that the tests move. Redis takes its own time, so
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Literal
 
 import redis as redis_client
 
-from sluicegate.core.claims import Admission, CounterView, Extension, HoldView, Ref, RefSet, Reply, Settlement
-from sluicegate.ledger.contract import Ledger
+from sluicegate.core.claims import Admission, CounterView, Extension, HoldView, Ref, RefSet, Reply, Seed, Settlement
+from sluicegate.ledger.contract import Ledger, TreeState
 from sluicegate.ledger.memory import MemoryLedger
 from sluicegate.ledger.redis import RedisLedger
 from sluicegate.ledger.sqlite import SqliteLedger
@@ -31,6 +31,23 @@ class Clock:
 
     def __call__(self) -> int:
         return self.now_ms
+
+
+async def use(ledger: Ledger, *trees: str, epoch: str = "first", seeds: Sequence[Seed] = ()) -> None:
+    """Takes trees into use: adopts an epoch that is there, or seeds it."""
+    for tree in trees:
+        seq = await ledger.seq(tree, epoch) or await ledger.seed(tree, epoch, seeds)
+        ledger.trees[tree] = TreeState(epoch, seq, open=True)
+
+
+def use_at_once(ledger: MemoryLedger, *trees: str) -> None:
+    """The same where nothing can be awaited: a memory ledger does not wait."""
+    coroutine = use(ledger, *trees)
+    try:
+        coroutine.send(None)
+    except StopIteration:
+        return
+    raise AssertionError("a memory ledger waited")
 
 
 class Backend:
@@ -52,8 +69,10 @@ class Backend:
 
     @contextlib.asynccontextmanager
     async def running(self, expired_hold: ExpiredHold = "charge_held") -> AsyncIterator[Ledger]:
+        """In use: tree t."""
         ledger = self.ledger(expired_hold)
         await ledger.open()
+        await use(ledger, "t")
         try:
             yield ledger
         finally:
@@ -75,6 +94,7 @@ def race(work: tuple[str, str, str, int]) -> int:
     async def run() -> int:
         ledger = RedisLedger(place, 20_000) if kind == "redis" else SqliteLedger(place, 20_000)
         await ledger.open()
+        await use(ledger, "t")
         desk = Desk(ledger)
         refs = desk.refs(desk.window(1_000), desk.bucket(10**6), desk.concurrent(10**6))
         granted = 0
@@ -94,6 +114,7 @@ def admit_for_ever(kind: str, place: str, told: Connection) -> None:
     async def run() -> None:
         ledger = RedisLedger(place, 20_000) if kind == "redis" else SqliteLedger(place, 20_000)
         await ledger.open()
+        await use(ledger, "t")
         desk = Desk(ledger)
         refs = desk.refs(desk.window(10**9), desk.concurrent(10**6))
 
@@ -150,14 +171,10 @@ class Desk:
     ) -> "asyncio.Future[Reply]":
         return self.ledger.admit(Admission(hold_id, refs, amounts, *output, ttl_ms, f"tag-{hold_id}", replacing))
 
-    def extend(
-        self, refs: RefSet, need: int, want: int, *, seen: int = 0, hold_id: str = "h", ttl_ms: int = 60_000
-    ) -> "asyncio.Future[Reply]":
+    def extend(self, refs: RefSet, need: int, want: int, *, seen: int = 0, hold_id: str = "h", ttl_ms: int = 60_000) -> "asyncio.Future[Reply]":
         return self.ledger.extend(Extension(hold_id, refs, need, want, seen, ttl_ms))
 
-    async def settle(
-        self, refs: RefSet, *actual: int, hold_id: str = "h", mode: Literal["settle", "force", "cancel"] = "settle"
-    ) -> str:
+    async def settle(self, refs: RefSet, *actual: int, hold_id: str = "h", mode: Literal["settle", "force", "cancel"] = "settle") -> str:
         return (await self.ledger.settle(Settlement(hold_id, refs, actual, mode))).status
 
     async def states(self, refs: RefSet) -> list[tuple[int, int]]:

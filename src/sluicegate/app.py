@@ -28,7 +28,7 @@ from sluicegate.http.exchange import Exchange
 from sluicegate.http.server import Server
 from sluicegate.http.upstream import Pool
 from sluicegate.journal import Journal, JournalState
-from sluicegate.ledger.contract import Ledger, LedgerUnavailable
+from sluicegate.ledger.contract import Ledger, LedgerUnavailable, TreeState
 from sluicegate.ledger.memory import MemoryLedger
 from sluicegate.ledger.redis import RedisLedger
 from sluicegate.ledger.sqlite import SqliteLedger
@@ -58,13 +58,20 @@ def ledger_of(loaded: Loaded) -> Ledger:
         return MemoryLedger(time_ms, expired_hold)
     if config.ledger.startswith("sqlite:"):
         return SqliteLedger(config.ledger, config.ledger_timeout_ms, config.ledger_durability, time_ms, expired_hold)
-    return RedisLedger(config.ledger, config.ledger_timeout_ms, expired_hold, trees=lambda: trees(policy))
+    return RedisLedger(config.ledger, config.ledger_timeout_ms, expired_hold)
 
 
 def trees(policy: Policy) -> set[str]:
     """Every tree whose holds this configuration can make."""
     found = {key.tree for key in policy.keys.values()}
     return found | {counter.key_prefix.partition("{")[2].partition("}")[0] for one in deployments(policy) for counter in one.counters}
+
+
+async def use_trees(ledger: Ledger, names: set[str]) -> None:
+    """Takes every tree into use as it is; one without any state begins empty."""
+    for name in sorted(names):
+        seq = await ledger.seq(name, "first") or await ledger.seed(name, "first", ())
+        ledger.trees[name] = TreeState("first", seq, open=True)
 
 
 def deployments(policy: Policy) -> Iterator[Deployment]:
@@ -118,6 +125,7 @@ class Worker:
             meter.load(tokenizer)
         try:
             await self.ledger.open()
+            await use_trees(self.ledger, trees(self._loaded.policy))
             await replay(self._config.journal, self.ledger)
         except LedgerUnavailable as error:
             log.warning("ledger state", **{"from": "unknown", "to": "away", "reason": str(error)})

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from sluicegate.core.claims import Settlement
-from support_ledgers import Backend, Desk
+from support_ledgers import Backend, Desk, use
 
 HUGE = 2**52 - 1
 TTL_MS = 40  # of holds that are to expire
@@ -345,6 +345,7 @@ async def test_renewed_holds_do_not_expire(desk: Desk, backend: Backend) -> None
 async def test_a_sweep_takes_at_most_so_many(desk: Desk, backend: Backend) -> None:
     """Of each tree, oldest first."""
     other = Desk(desk.ledger, "other")
+    await use(desk.ledger, "other")
     for i in range(5):
         await desk.admit(desk.refs(desk.window(100)), 10, 0, hold_id=f"h{i}", ttl_ms=TTL_MS + i)
     await other.admit(other.refs(other.window(100)), 10, 0, hold_id="other", ttl_ms=TTL_MS)

@@ -15,7 +15,7 @@ from sluicegate.ledger.contract import Ledger
 from sluicegate.ledger.memory import MemoryLedger
 from sluicegate.ledger.sqlite import SqliteLedger
 from support_auditor import Auditor
-from support_ledgers import Clock, ExpiredHold
+from support_ledgers import Clock, ExpiredHold, use
 
 TTL_MS = 30_000
 MINUTE_MS, HOUR_MS = 60_000, 3_600_000
@@ -212,6 +212,7 @@ async def test_the_books_agree(tmp_path: Path, kind: str, steps: int, seed: int)
     expired_hold: ExpiredHold = "charge_seen" if seed % 2 else "charge_held"
     ledger = ledger_of(kind, tmp_path / "ledger.db", clock, expired_hold)
     await ledger.open()
+    await use(ledger, "t")
     world = World(seed, ledger, clock, expired_hold == "charge_seen")
     try:
         for step in range(steps):

@@ -18,7 +18,7 @@ from sluicegate.core.claims import Admission, Extension, HoldView, Ref, RefSet, 
 from sluicegate.ledger.contract import Ledger
 from sluicegate.ledger.memory import MemoryLedger
 from sluicegate.ledger.sqlite import SqliteLedger
-from support_ledgers import Backend, Clock, ExpiredHold, backend_of
+from support_ledgers import Backend, Clock, ExpiredHold, backend_of, use
 
 SETTINGS = settings(max_examples=40, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck))
 LONG_MS = 40 * 86_400_000
@@ -49,6 +49,8 @@ class Twins(RuleBasedStateMachine):
         self.memory = MemoryLedger(self.clock, expired_hold)
         self.twin = self.make(self.clock, expired_hold)
         self.runner.run(self.twin.open())
+        for ledger in (self.twin, self.memory):
+            self.runner.run(use(ledger, "t"))
         self.step(lambda ledger: ledger.peek(self.refs(list(KEYS))))
 
     def teardown(self) -> None:

@@ -22,7 +22,7 @@ from sluicegate.ledger.memory import MemoryLedger
 from sluicegate.outbox import Outbox
 from sluicegate.trip import READ_ON_S
 from support_inloop import chunk, config_text, sse, usage_chunk
-from support_ledgers import Clock
+from support_ledgers import Clock, use_at_once
 from support_playbook import FakeCall, FakeExchange, FakePool
 from support_sockets import settle
 
@@ -117,6 +117,7 @@ class Stage:
         self.policy = load_text(written, {}).policy
         self.clock = Clock()
         self.ledger = PlayLedger(self.clock)
+        use_at_once(self.ledger, "acme", "d/a/first", "d/b/second")
         self.journal = FakeJournal()
         self.outbox = Outbox(self.ledger, self.journal, self.clock)  # type: ignore[arg-type]
         self.pools = {"a": FakePool(), "b": FakePool()}

@@ -13,7 +13,7 @@ from sluicegate.journal import Journal
 from sluicegate.ledger.contract import LedgerUnavailable
 from sluicegate.ledger.memory import MemoryLedger
 from sluicegate.outbox import RETRY_AT_ONCE, Outbox, replay
-from support_ledgers import Clock
+from support_ledgers import Clock, use_at_once
 from support_sockets import settle
 
 REFS = RefSet("t", [Ref("sg1:{t}:c:t:tokens:day:x", "w", 1000)])
@@ -24,6 +24,7 @@ class FlakyLedger(MemoryLedger):
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock)
+        use_at_once(self, "t")
         self.fails: set[str] = set()  # hold ids
         self.after = False
         self.tried: list[str] = []

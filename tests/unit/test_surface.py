@@ -15,7 +15,7 @@ from sluicegate.ledger.contract import LedgerUnavailable
 from sluicegate.ledger.memory import MemoryLedger
 from sluicegate.surface import Surface
 from support_inloop import config_text
-from support_ledgers import Clock
+from support_ledgers import Clock, use_at_once
 from support_playbook import FakeExchange
 
 LIMITS = "[1000 tokens/day, $5/month, 60 requests/minute, 4 concurrent, {amount: 50, unit: tokens, per: day, models: [free]}, 9 requests/lifetime]"
@@ -50,6 +50,7 @@ class Stage:
     def __init__(self, directory: Path) -> None:
         self.gateway = FakeGateway(directory)
         self.ledger = MemoryLedger(Clock())
+        use_at_once(self.ledger, "acme")
         self.why_not = ""
         self.may_scrape = True
         self.surface = Surface(self.gateway, self.ledger, lambda: self.why_not, self.metrics, lambda _: self.may_scrape)  # type: ignore[arg-type]

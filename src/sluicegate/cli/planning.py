@@ -18,6 +18,7 @@ from sluicegate import app
 from sluicegate.cli.console import DEFAULT_CONFIG, ConfigFile, EnvFile, InputError, console, environment, loaded
 from sluicegate.config.load import Loaded
 from sluicegate.core import refusals, rules
+from sluicegate.core.book import SLICES, Counter, amount
 from sluicegate.core.claims import Admission, Ref, RefSet, Reply
 from sluicegate.core.counters import name
 from sluicegate.core.estimate import Figures, Learned
@@ -160,7 +161,7 @@ async def _attempt(
         return _refused(report, refusal)
     report.allowed, report.status, report.code, report.message = True, 200, "", ""
     if price is not None:
-        report.cost_at_most_nano_usd = input_cost_nano_usd(price, figures.input_bound) + rules.amount(0, rate, reply.g)
+        report.cost_at_most_nano_usd = input_cost_nano_usd(price, figures.input_bound) + amount(0, rate, reply.g)
     return None
 
 
@@ -180,12 +181,12 @@ def _admit(refset: RefSet, states: Reply, admission: Admission) -> Reply:
     return rules.admit(book, admission)
 
 
-def _counter(ref: Ref, first: int, second: int, now_ms: int) -> rules.Counter:
+def _counter(ref: Ref, first: int, second: int, now_ms: int) -> Counter:
     """A counter that has the given state (Reply.states)."""
     if ref.kind == "b":
-        return [first, 0, now_ms]
+        return [first, 0, now_ms, 0]
     if ref.kind == "s":
-        return {(now_ms + second) // ref.per_ms - rules.SLICES - 1: first} if first else {}
+        return {(now_ms + second) // ref.per_ms - SLICES - 1: first} if first else {}
     return [first, second]
 
 
@@ -194,7 +195,7 @@ def _claims(template: Template, refset: RefSet, states: Reply, amounts: tuple[in
         Claim(
             name(counter),
             counter.unit,
-            rules.amount(amounts[2 * i], amounts[2 * i + 1], g),
+            amount(amounts[2 * i], amounts[2 * i + 1], g),
             states.states[i][0],
             states.states[i][1] if ref.kind in ("w", "o") else 0,
             ref.ceiling,

@@ -9,9 +9,9 @@ import string
 from collections.abc import Iterable, Sequence
 from math import gcd
 
+from sluicegate.core.book import SLICES
 from sluicegate.core.claims import Ref, RefSet
 from sluicegate.core.limits import Limit, Unit, show_period, show_window
-from sluicegate.core.rules import SLICES
 from sluicegate.core.tenants import Counter, Scope
 from sluicegate.core.windows import Bucket, Calendar, Fixed, Lifetime, Open, Sliding, Window, span
 

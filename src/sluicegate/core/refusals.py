@@ -10,10 +10,10 @@ from typing import Literal, get_args
 
 import msgspec
 
+from sluicegate.core.book import amount
 from sluicegate.core.claims import Ref, RefSet, Reply
 from sluicegate.core.counters import name, scope_name
 from sluicegate.core.limits import Unit, show_amount, show_window
-from sluicegate.core.rules import amount
 from sluicegate.core.tenants import Counter
 from sluicegate.core.windows import Calendar, Lifetime
 

@@ -14,7 +14,7 @@ import random
 import sqlite3
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -22,10 +22,12 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import msgspec
 
 from sluicegate.core import rules
-from sluicegate.core.claims import Admission, CounterView, Extension, HoldView, RefSet, Reply, Settled, Settlement, Swept
+from sluicegate.core.book import Book, Lost
+from sluicegate.core.claims import Admission, Announcement, CounterView, Extension, HoldView, RefSet, Reply, Seed, Settled, Settlement, Swept
 from sluicegate.ledger import sqlite_rows
-from sluicegate.ledger.contract import GENERATION_MS, LedgerUnavailable
+from sluicegate.ledger.contract import GENERATION_MS, LedgerRecovering, LedgerUnavailable, TreeState
 from sluicegate.ledger.sqlite_rows import Rows
+from sluicegate.ledger.trees import Trees, failed, recovering
 
 BATCH_CALLS = 128  # in one transaction; the rest waits for the next turn, so that other workers come in between
 RETRY_MS = (0.1, 0.6)  # pause before a busy file is tried again
@@ -33,6 +35,7 @@ UPKEEP_EVERY_S = 1.0
 UPKEEP_PATIENCE_MS = 100  # in its thread it may wait for the lock
 WAL_BYTES = 32 * 2**20  # a write-ahead log of this length is copied into the file and cut; calls wait some 20 ms for that
 FORGET_EVERY_MS = 60_000
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 T = TypeVar("T")
 
@@ -40,10 +43,12 @@ T = TypeVar("T")
 class Call(NamedTuple):
     """A verb that waits for its transaction."""
 
-    verb: Callable[[Rows, Any], Any]
+    verb: Callable[[Any, Any], Any]
     argument: Any
     future: "asyncio.Future[Any]"
     deadline: float  # in the event loop's time
+    tree: str = ""  # of a verb that writes: it runs guarded, within the epoch of `state`
+    state: TreeState | None = None
 
 
 class Locked(Exception):
@@ -63,7 +68,15 @@ def system_clock_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-class SqliteLedger:
+def system_boot() -> str:
+    """Which run of this machine it is; the same for ever where the system does not tell."""
+    try:
+        return BOOT_ID.read_text().strip()
+    except OSError:
+        return "unknown"
+
+
+class SqliteLedger(Trees):
     """See ledger/contract.py."""
 
     def __init__(
@@ -73,12 +86,16 @@ class SqliteLedger:
         durability: Literal["normal", "full"] = "normal",
         clock_ms: Callable[[], int] = system_clock_ms,
         expired_hold: Literal["charge_held", "charge_seen"] = "charge_held",
+        boot: Callable[[], str] = system_boot,
     ) -> None:
         """path: of the file, or `sqlite:///relative/path`, `sqlite:////absolute/path`. The file is made with its folder if it is missing."""
+        super().__init__()
         self.path = Path(path.removeprefix("sqlite:///"))
         self._timeout_s = timeout_ms / 1000
         self._synchronous = durability
         self._clock_ms = clock_ms
+        # What "normal" has committed outlives every process, but the end of a file may be lost with the machine's power.
+        self._incarnation = boot() if durability == "normal" else "durable"
         self._expired_state: Literal["expired_held", "expired_seen"] = "expired_held" if expired_hold == "charge_held" else "expired_seen"
         self._opened: tuple[Rows, sqlite3.Connection] | None = None
         self._queue: deque[Call] = deque()
@@ -114,23 +131,41 @@ class SqliteLedger:
         await self._call(_nothing, None)
 
     def admit(self, admission: Admission) -> "asyncio.Future[Reply]":
-        return self._call(rules.admit, admission)
+        state = self.trees.get(admission.refs.tree)
+        if state is not None and not state.open:
+            return failed(recovering(admission.refs.tree))
+        return self._guarded(admission.refs.tree, rules.admit, admission)
 
     def extend(self, extension: Extension) -> "asyncio.Future[Reply]":
-        return self._call(rules.extend, extension)
+        return self._guarded(extension.refs.tree, rules.extend, extension)
 
     def settle(self, settlement: Settlement) -> "asyncio.Future[Settled]":
-        return self._call(rules.settle, settlement)
+        return self._guarded(settlement.refs.tree, rules.settle, settlement)
 
     def peek(self, refs: RefSet) -> "asyncio.Future[Reply]":
         return self._call(rules.peek, refs)
 
     async def renew(self, tree: str, hold_ids: list[str], ttl_ms: int) -> None:
-        await self._call(lambda rows, _: rules.renew(rows, tree, hold_ids, ttl_ms), None)
+        await self._guarded(tree, lambda rows, ids: rules.renew(rows, tree, ids, ttl_ms), hold_ids)
 
     async def sweep(self, limit: int) -> list[Swept]:
-        swept: list[Swept] = await self._call(Rows.sweep_trees, limit)
-        return swept
+        def sweep(rows: Book, tree: str) -> tuple[Swept, ...]:
+            return rules.sweep(rows, tree, limit)
+
+        failure: LedgerUnavailable | None = None
+        for call in [self._guarded(tree, sweep, tree) for tree in self.trees]:
+            try:
+                self.found += await call
+            except LedgerRecovering:
+                continue
+            except LedgerUnavailable as error:
+                failure = error
+        if failure is not None:
+            raise failure
+        return self.take_found()
+
+    async def warn(self, refs: RefSet) -> tuple[tuple[int, int], ...]:
+        return await self._guarded(refs.tree, rules.warn, refs)  # type: ignore[no-any-return]
 
     async def learned(self, increments: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
         return await self._call(lambda rows, _: rows.learned(increments, rows.now_ms // GENERATION_MS), None)  # type: ignore[no-any-return]
@@ -139,6 +174,21 @@ class SqliteLedger:
         """Read beside the writers."""
         await self.ping()
         return await self._beside(lambda connection: sqlite_rows.show(connection, self._clock_ms()))
+
+    def incarnation(self, tree: str) -> str:
+        return self._incarnation
+
+    async def seq(self, tree: str, epoch: str) -> int:
+        return await self._call(lambda rows, epoch: rows.sequence(tree, epoch), epoch)  # type: ignore[no-any-return]
+
+    async def seed(self, tree: str, epoch: str, counters: Sequence[Seed]) -> int:
+        return await self._call(lambda rows, seeds: rules.seed(rows, tree, epoch, seeds), counters)  # type: ignore[no-any-return]
+
+    async def fill(self, tree: str, counters: Sequence[Seed]) -> None:
+        await self._guarded(tree, lambda rows, seeds: rules.fill(rows, tree, seeds), counters)
+
+    async def announce(self, announcement: Announcement) -> None:
+        await self._guarded(announcement.refs.tree, rules.announce, announcement)
 
     async def tidy(self) -> None:
         """Done once a second while the ledger is open: forgets counters that have expired, cuts the write-ahead log when it is long."""
@@ -157,10 +207,14 @@ class SqliteLedger:
 
     # -- one transaction per turn of the loop ---------------------------------------------------------------------------------------------
 
-    def _call(self, verb: Callable[[Rows, Any], Any], argument: Any) -> "asyncio.Future[Any]":
+    def _guarded(self, tree: str, verb: Callable[[Book, Any], Any], argument: Any) -> "asyncio.Future[Any]":
+        state = self.trees.get(tree)
+        return failed(recovering(tree)) if state is None else self._call(verb, argument, tree, state)
+
+    def _call(self, verb: Callable[[Any, Any], Any], argument: Any, tree: str = "", state: TreeState | None = None) -> "asyncio.Future[Any]":
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
-        self._queue.append(Call(verb, argument, future, loop.time() + self._timeout_s))
+        self._queue.append(Call(verb, argument, future, loop.time() + self._timeout_s, tree, state))
         if not self._scheduled:
             self._scheduled = True
             loop.call_soon(self._turn, loop)
@@ -200,8 +254,7 @@ class SqliteLedger:
         pause_s = 0.0
         if isinstance(outcome, list):
             for call, result in zip(batch, outcome, strict=True):
-                if not call.future.done():
-                    call.future.set_result(result)
+                self._resolve(call, result)
         elif isinstance(outcome, CallFailed):  # the others did nothing wrong
             self._fail(batch.pop(outcome.index), outcome.error)
             self._queue.extendleft(reversed(batch))
@@ -223,11 +276,23 @@ class SqliteLedger:
         else:
             loop.call_soon(self._turn, loop)
 
+    def _resolve(self, call: Call, result: Any) -> None:
+        if call.state is not None:
+            seq, result = result
+            if isinstance(result, Lost):
+                self.found += result.swept
+                self._fail(call, self.doubt(call.tree, call.state.epoch, str(result)))
+                return
+            call.state.seq = max(call.state.seq, seq)
+        if not call.future.done():
+            call.future.set_result(result)
+
     def _fail(self, call: Call, error: BaseException) -> None:
         if isinstance(error, sqlite3.Error | OSError | msgspec.MsgspecError):  # the last: a row that is not ours
             error = LedgerUnavailable(f"{self.path}: {error}")
         if not call.future.done():
             call.future.set_exception(error)
+            call.future.exception()  # a caller that does not look makes no noise
 
     # -- connections ----------------------------------------------------------------------------------------------------------------------
 
@@ -268,7 +333,9 @@ class SqliteLedger:
 
 def _answer(call: Call, index: int, rows: Rows) -> Any:
     try:
-        return call.verb(rows, call.argument)
+        if call.state is None:
+            return call.verb(rows, call.argument)
+        return rules.guarded(rows, call.tree, call.state.epoch, call.state.seq, call.verb, call.argument)
     except sqlite3.Error:
         raise
     except Exception as error:

@@ -14,18 +14,23 @@ from typing import Literal
 
 import msgspec
 
-from sluicegate.core import rules
-from sluicegate.core.claims import CounterView, HoldView, Kind, Swept
+from sluicegate.core import book
+from sluicegate.core.claims import CounterView, HoldView, Kind
+from sluicegate.ledger.trees import prefix
 from sluicegate.ledger.views import counter_view, hold_view
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 SCHEMA = (
     "CREATE TABLE counters (key TEXT PRIMARY KEY, kind TEXT NOT NULL, state TEXT NOT NULL, expires_ms INTEGER NOT NULL) WITHOUT ROWID",
     "CREATE TABLE holds (tree TEXT, hold_id TEXT, record TEXT NOT NULL, expires_ms INTEGER NOT NULL, PRIMARY KEY (tree, hold_id)) WITHOUT ROWID",
     "CREATE INDEX holds_due ON holds (tree, expires_ms, hold_id)",
     "CREATE TABLE learned (name TEXT, generation INTEGER, sums TEXT NOT NULL, PRIMARY KEY (name, generation)) WITHOUT ROWID",
+    # As of version 2. Sentinels: a row of `windows` without a key, and one of `holds` without an id, say that the others are whole.
+    "CREATE TABLE epochs (tree TEXT, epoch TEXT, seq INTEGER NOT NULL, PRIMARY KEY (tree, epoch)) WITHOUT ROWID",
+    "CREATE TABLE windows (tree TEXT, key TEXT, expires_ms INTEGER NOT NULL, PRIMARY KEY (tree, key)) WITHOUT ROWID",
     f"PRAGMA user_version = {SCHEMA_VERSION}",
 )
+AS_OF_VERSION_2 = 4  # statements before those
 PUT_COUNTER = (
     "INSERT INTO counters VALUES (?, ?, CAST(? AS TEXT), ?) "
     "ON CONFLICT DO UPDATE SET state = excluded.state, expires_ms = excluded.expires_ms"
@@ -35,13 +40,14 @@ PUT_HOLD = (
     "ON CONFLICT DO UPDATE SET record = excluded.record, expires_ms = excluded.expires_ms"
 )
 CACHED_ROWS = 20_000
+NEVER_MS = 2**62
 DUE_AT_ONCE = 256  # due holds that one transaction looks up per tree
 FORGET_AT_ONCE = 200  # rows that one transaction of `forget` deletes
 
 _encode = msgspec.json.Encoder().encode
 _decode_list = msgspec.json.Decoder(list[int]).decode
 _decode_slices = msgspec.json.Decoder(dict[int, int]).decode
-_decode_hold = msgspec.json.Decoder(rules.Hold).decode
+_decode_hold = msgspec.json.Decoder(book.Hold).decode
 _decode_sums = msgspec.json.Decoder(dict[str, int]).decode
 
 
@@ -85,23 +91,25 @@ def _create(connection: sqlite3.Connection) -> None:
     version = _version(connection)
     if version > SCHEMA_VERSION:
         raise sqlite3.DatabaseError(f"the file has version {version}, this program knows versions up to {SCHEMA_VERSION}")
-    if version == 0:  # else another process has just made them
-        for statement in SCHEMA:
+    if version < SCHEMA_VERSION:  # else another process has just made them
+        for statement in SCHEMA[AS_OF_VERSION_2 if version else 0 :]:
             connection.execute(statement)
 
 
 class Rows:
-    """A rules.Book within one transaction after another of one connection."""
+    """A book.Book within one transaction after another of one connection."""
 
     def __init__(self, connection: sqlite3.Connection, expired_state: Literal["expired_held", "expired_seen"]) -> None:
         self.now_ms = 0
         self.expired_state = expired_state
         self._cursor = connection.cursor()
         self._data_version = -1
-        self._counters: dict[str, tuple[Kind, rules.Counter, int]] = {}  # kind, state, expiry (0: never)
-        self._holds: dict[tuple[str, str], tuple[rules.Hold, int] | None] = {}  # record, expiry; None: not there
+        self._counters: dict[str, tuple[Kind, book.Counter, int]] = {}  # kind, state, expiry (0: never)
+        self._holds: dict[tuple[str, str], tuple[book.Hold, int] | None] = {}  # record, expiry; None: not there
+        self._epochs: dict[tuple[str, str], int] = {}
         self._changed_counters: set[str] = set()
         self._changed_holds: set[tuple[str, str]] = set()
+        self._changed_epochs: set[tuple[str, str]] = set()
         self._due: dict[str, Iterator[str]] = {}
 
     def begin(self, now_ms: int) -> None:
@@ -115,15 +123,15 @@ class Rows:
 
     def reset(self) -> None:
         """After a rollback: what is cached is not what the file holds."""
-        for cached in (self._counters, self._holds, self._changed_counters, self._changed_holds, self._due):
+        for cached in (self._counters, self._holds, self._epochs, self._changed_counters, self._changed_holds, self._changed_epochs, self._due):
             cached.clear()
 
     def close(self) -> None:
         self._cursor.close()
 
-    # -- rules.Book -----------------------------------------------------------------------------------------------------------------------
+    # -- book.Book ------------------------------------------------------------------------------------------------------------------------
 
-    def counter(self, key: str) -> rules.Counter | None:
+    def counter(self, key: str) -> book.Counter | None:
         entry = self._counters.get(key)
         if entry is None:
             row = self._cursor.execute("SELECT kind, state, expires_ms FROM counters WHERE key = ?", (key,)).fetchone()
@@ -132,11 +140,11 @@ class Rows:
             entry = self._counters[key] = (row[0], _decode_slices(row[1]) if row[0] == "s" else _decode_list(row[1]), row[2])
         return None if 0 < entry[2] <= self.now_ms else entry[1]
 
-    def put_counter(self, key: str, kind: Kind, counter: rules.Counter, expires_ms: int | None) -> None:
+    def put_counter(self, key: str, kind: Kind, counter: book.Counter, expires_ms: int | None) -> None:
         self._counters[key] = (kind, counter, self._counters[key][2] if expires_ms is None else expires_ms)
         self._changed_counters.add(key)
 
-    def hold(self, tree: str, hold_id: str) -> rules.Hold | None:
+    def hold(self, tree: str, hold_id: str) -> book.Hold | None:
         key = (tree, hold_id)
         if key in self._holds:
             entry = self._holds[key]
@@ -145,7 +153,7 @@ class Rows:
             entry = self._holds[key] = (_decode_hold(row[0]), row[1]) if row else None
         return entry[0] if entry else None
 
-    def put_hold(self, tree: str, hold_id: str, hold: rules.Hold, expires_ms: int) -> None:
+    def put_hold(self, tree: str, hold_id: str, hold: book.Hold, expires_ms: int) -> None:
         self._holds[tree, hold_id] = (hold, expires_ms)
         self._changed_holds.add((tree, hold_id))
 
@@ -170,13 +178,42 @@ class Rows:
                     break
         return found
 
-    # -- beyond the rules -----------------------------------------------------------------------------------------------------------------
+    def sequence(self, tree: str, epoch: str) -> int:
+        seq = self._epochs.get((tree, epoch))
+        if seq is None:
+            row = self._cursor.execute("SELECT seq FROM epochs WHERE tree = ? AND epoch = ?", (tree, epoch)).fetchone()
+            seq = self._epochs[tree, epoch] = row[0] if row else 0
+        return seq
 
-    def sweep_trees(self, limit: int) -> list[Swept]:
-        """Sweeps every tree that has something due, at most `limit` holds of each."""
+    def put_sequence(self, tree: str, epoch: str, seq: int) -> None:
+        self._epochs[tree, epoch] = seq
+        self._changed_epochs.add((tree, epoch))
+
+    def index(self, tree: str, key: str, expires_ms: int) -> None:
+        self._cursor.execute("REPLACE INTO windows VALUES (?, ?, ?)", (tree, key, expires_ms))
+
+    def expected(self, tree: str, key: str) -> bool:
+        sql = "SELECT key, expires_ms FROM windows WHERE tree = ? AND key IN ('', ?)"
+        index = dict(self._cursor.execute(sql, (tree, key)).fetchall())
+        return "" not in index or (key in index and not 0 < index[key] <= self.now_ms)
+
+    def trim(self, tree: str) -> None:
+        self._cursor.execute("DELETE FROM windows WHERE tree = ? AND expires_ms BETWEEN 1 AND ?", (tree, self.now_ms))
+
+    def holds_lost(self, tree: str) -> bool:
+        return self._cursor.execute("SELECT 1 FROM holds WHERE tree = ? AND hold_id = ''", (tree,)).fetchone() is None
+
+    def clear(self, tree: str) -> None:
         self.flush()
-        trees = self._cursor.execute("SELECT DISTINCT tree FROM holds WHERE expires_ms <= ?", (self.now_ms,)).fetchall()
-        return [hold for (tree,) in trees for hold in rules.sweep(self, tree, limit)]
+        self.reset()
+        first, cursor = prefix(tree), self._cursor
+        cursor.execute("DELETE FROM counters WHERE key >= ? AND key < ?", (first, first[:-1] + chr(ord(first[-1]) + 1)))
+        for table in ("holds", "windows", "epochs"):
+            cursor.execute(f"DELETE FROM {table} WHERE tree = ?", (tree,))
+        cursor.execute("INSERT INTO holds VALUES (?, '', '', ?)", (tree, NEVER_MS))
+        cursor.execute("INSERT INTO windows VALUES (?, '', 0)", (tree,))
+
+    # -- beyond the rules -----------------------------------------------------------------------------------------------------------------
 
     def learned(self, increments: dict[str, dict[str, int]], generation: int) -> dict[str, dict[str, int]]:
         """Adds to the tables of this generation; returns the sums of it and the one before."""
@@ -196,6 +233,12 @@ class Rows:
 
     def flush(self) -> None:
         """Writes what has changed."""
+        if self._changed_epochs:
+            changed = [(*key, self._epochs[key]) for key in self._changed_epochs]
+            self._cursor.executemany("REPLACE INTO epochs VALUES (?, ?, ?)", changed)
+            if not all(seq for *_, seq in changed):
+                self._cursor.execute("DELETE FROM epochs WHERE seq = 0")
+            self._changed_epochs.clear()
         if self._changed_counters:
             self._cursor.executemany(
                 PUT_COUNTER,
@@ -227,12 +270,14 @@ def show(connection: sqlite3.Connection, now_ms: int) -> tuple[list[CounterView]
             "SELECT key, kind, state FROM counters WHERE expires_ms = 0 OR expires_ms > ? ORDER BY key", (now_ms,)
         )
     ]
-    holds = connection.execute("SELECT hold_id, record, expires_ms FROM holds ORDER BY tree, hold_id")
+    holds = connection.execute("SELECT hold_id, record, expires_ms FROM holds WHERE hold_id != '' ORDER BY tree, hold_id")
     return counters, [hold_view(hold_id, _decode_hold(record), expires_ms) for hold_id, record, expires_ms in holds]
 
 
 def forget(connection: sqlite3.Connection, now_ms: int) -> None:
-    """Deletes counters that have expired, in short transactions."""
+    """Deletes counters that have expired, in short transactions; from the index first, which a clock that is put back must not find ahead of them."""
+    with transaction(connection):
+        connection.execute("DELETE FROM windows WHERE expires_ms BETWEEN 1 AND ?", (now_ms,))
     expired = connection.execute("SELECT key, ?1 FROM counters WHERE expires_ms BETWEEN 1 AND ?1", (now_ms,)).fetchall()
     for i in range(0, len(expired), FORGET_AT_ONCE):
         with transaction(connection):

@@ -3,6 +3,7 @@
 import pytest
 
 from sluicegate.core import rules
+from sluicegate.core.book import COUNTER_GRACE_MS, amount
 from sluicegate.core.claims import Admission, Extension, Ref, RefSet, Settlement
 from sluicegate.ledger.memory import MemoryBook
 
@@ -95,12 +96,12 @@ def concurrent(ceiling, key="o"):
         (window(HUGE), [HUGE - 10, 0], (10, 0), (1, 1, 1), ("granted", 1, 1)),
         (window(HUGE), [HUGE - 9, 0], (10, 0), (1, 1, 1), ("refused", 0, 0)),
         (window(HUGE), [0, 0], (HUGE, 0), (1, 1, 1), ("granted", 1, 1)),
-        (bucket(300), [0, 0, NOW], (148, 0), (16, 16, 16), ("granted", 16, 16)),
-        (bucket(300), [152, 0, NOW], (148, 0), (16, 16, 16), ("granted", 16, 16)),
-        (bucket(300), [153, 0, NOW], (148, 0), (16, 16, 16), ("refused", 0, 0)),
-        (bucket(300), [153, 0, NOW - 1000], (148, 0), (16, 16, 16), ("granted", 16, 16)),  # a second later
-        (bucket(300), [153, 0, NOW + 5000], (148, 0), (16, 16, 16), ("refused", 0, 0)),  # time that runs backwards refills nothing
-        (bucket(300), [900, 0, NOW - 600_000], (1, 0), (1, 1, 1), ("refused", 0, 0)),  # debt is repaid before anything is admitted
+        (bucket(300), [0, 0, NOW, NOW], (148, 0), (16, 16, 16), ("granted", 16, 16)),
+        (bucket(300), [152, 0, NOW, NOW], (148, 0), (16, 16, 16), ("granted", 16, 16)),
+        (bucket(300), [153, 0, NOW, NOW], (148, 0), (16, 16, 16), ("refused", 0, 0)),
+        (bucket(300), [153, 0, NOW - 1000, NOW - 1000], (148, 0), (16, 16, 16), ("granted", 16, 16)),  # a second later
+        (bucket(300), [153, 0, NOW + 5000, NOW + 5000], (148, 0), (16, 16, 16), ("refused", 0, 0)),  # time that runs backwards refills nothing
+        (bucket(300), [900, 0, NOW - 600_000, NOW - 600_000], (1, 0), (1, 1, 1), ("refused", 0, 0)),  # debt is repaid before anything is admitted
         (sliding(100), {NOW // 1000 - 61: 100}, (100, 0), (1, 1, 1), ("granted", 1, 1)),
         (sliding(100), {NOW // 1000 - 60: 1}, (100, 0), (1, 1, 1), ("refused", 0, 0)),  # a slice counts while any part of it is inside
         (concurrent(2), [0, 1], (1, 0), (1, 1, 1), ("granted", 1, 1)),
@@ -198,7 +199,7 @@ def test_replacing_gives_back_to_counters_that_the_next_attempt_does_not_name(de
     refs = [window(100), window(100, "w2"), bucket(100), sliding(100), concurrent(5)]
     desk.admit(refs, (10, 0, 20, 0, 30, 0, 40, 0, 1, 0), (1, 1, 1), "a")
     desk.admit(refs[:1], (10, 0), (1, 1, 1), "b", replacing="a")
-    assert [desk.at(key) for key in ("w", "w2", "b", "s", "o")] == [[0, 10], [0, 0], [0, 0, NOW], {NOW // 1000: 0}, None]
+    assert [desk.at(key) for key in ("w", "w2", "b", "s", "o")] == [[0, 10], [0, 0], [0, 0, NOW, NOW], {NOW // 1000: 0}, None]
 
 
 def test_replacing_an_expired_hold_gives_back_its_charge(desk):
@@ -261,7 +262,7 @@ def test_extend_leaves_refilling_and_open_counters_alone(desk):
     refs = [window(1000), bucket(100), sliding(100), concurrent(1)]
     desk.admit(refs, (10, 1000, 100, 0, 100, 0, 1, 0), (1, 50, 50))
     assert desk.extend(refs, 60, 100).g == 100
-    assert [desk.at(key) for key in ("w", "b", "s", "o")] == [[0, 110], [100, 0, NOW], {NOW // 1000: 100}, [0, 1]]
+    assert [desk.at(key) for key in ("w", "b", "s", "o")] == [[0, 110], [100, 0, NOW, NOW], {NOW // 1000: 100}, [0, 1]]
 
 
 def test_a_limit_that_is_no_longer_named_stops_refusing_but_goes_on_counting(desk):
@@ -317,9 +318,9 @@ def test_extend_renews_and_remembers_what_was_seen(desk):
         (window(1000), (10, 1000), 75, [75, 0]),  # an overrun
         (window(1000), (10, 1000), 0, [0, 0]),
         (window(HUGE), (10**14, 10**9), HUGE, [HUGE, 0]),
-        (bucket(1000), (60, 0), 40, [40, 0, NOW]),
-        (bucket(1000), (60, 0), 60, [60, 0, NOW]),
-        (bucket(1000), (60, 0), 1700, [1700, 0, NOW]),  # debt beyond the capacity
+        (bucket(1000), (60, 0), 40, [40, 0, NOW, NOW]),
+        (bucket(1000), (60, 0), 60, [60, 0, NOW, NOW]),
+        (bucket(1000), (60, 0), 1700, [1700, 0, NOW, NOW]),  # debt beyond the capacity
         (bucket(1000), (60, 0), 0, None),  # full again: forgotten
         (sliding(1000), (60, 0), 40, {NOW // 1000: 40}),
         (sliding(1000), (60, 0), 75, {NOW // 1000: 75}),
@@ -345,7 +346,7 @@ def test_settle_of_a_bucket_after_it_refilled(desk):
     assert desk.at("b") is None
     desk.admit([ref], (80, 0), (1, 1, 1), "h2")
     desk.settle([ref], [300], "h2")
-    assert desk.at("b") == [300, 0, NOW + 60_500]
+    assert desk.at("b") == [300, 0, NOW + 60_500, NOW + 60_500]
 
 
 def test_settle_of_a_sliding_window_gives_back_to_the_slice_that_admitted(desk):
@@ -376,7 +377,7 @@ def test_a_settlement_that_leaves_a_counter_out_gives_its_hold_back(desk):
     refs = [window(100), window(100, "w2"), bucket(100), sliding(100), concurrent(4)]
     desk.admit(refs, (10, 0, 20, 0, 30, 0, 40, 0, 1, 0), (1, 1, 1))
     desk.settle([refs[0], window(100, "new")], [7, 9])
-    assert [desk.at(key) for key in ("w", "w2", "b", "s", "o", "new")] == [[7, 0], [0, 0], [0, 0, NOW], {NOW // 1000: 0}, None, [9, 0]]
+    assert [desk.at(key) for key in ("w", "w2", "b", "s", "o", "new")] == [[7, 0], [0, 0], [0, 0, NOW, NOW], {NOW // 1000: 0}, None, [9, 0]]
 
 
 def test_settle_of_a_window_that_is_forgotten_charges_nothing_anew(desk):
@@ -384,7 +385,7 @@ def test_settle_of_a_window_that_is_forgotten_charges_nothing_anew(desk):
     ref = window(100, start_ms=NOW, end_ms=NOW + 1000)
     desk.admit([ref], (10, 0), (1, 1, 1))
     desk.admit([ref], (10, 0), (1, 1, 1), "h2")
-    desk.wait(1000 + rules.COUNTER_GRACE_MS - 1)
+    desk.wait(1000 + COUNTER_GRACE_MS - 1)
     desk.settle([ref], [7])
     assert desk.at("w") == [7, 10]
     desk.wait(1)
@@ -402,7 +403,7 @@ def test_force_charges_an_unknown_id_once(desk):
     assert desk.settle(refs, [30, 40, 50, 1], mode="force") == "already"
     assert desk.settle(refs, [30, 40, 50, 1], mode="cancel") == "already"
     assert desk.admit(refs, (1, 0, 1, 0, 1, 0, 1, 0), (1, 1, 1)).status == "cancelled"
-    assert [desk.at(key) for key in ("w", "b", "s", "o")] == [[30, 0], [40, 0, NOW], {NOW // 1000: 50}, None]
+    assert [desk.at(key) for key in ("w", "b", "s", "o")] == [[30, 0], [40, 0, NOW, NOW], {NOW // 1000: 50}, None]
     desk.wait(WEEK_MS - 1)
     desk.sweep()
     assert desk.hold().state == "forced"
@@ -580,7 +581,7 @@ def test_a_counter_that_is_forgotten_is_not_made_anew(desk, verb):
     if verb == "renew":
         desk.wait(10)
         desk.sweep()
-    desk.wait(1000 + rules.COUNTER_GRACE_MS)
+    desk.wait(1000 + COUNTER_GRACE_MS)
     if verb == "sweep":
         assert len(desk.sweep()) == 1
     elif verb == "extend":
@@ -596,7 +597,7 @@ def test_a_counter_that_is_forgotten_is_not_made_anew(desk, verb):
 def test_a_bucket_loses_no_fraction(desk):
     """300 tokens per minute, asked for at odd moments: after a minute exactly 300 have come back."""
     ref = bucket(10_000, gain=1, per_ms=200)
-    desk.set(ref, [5000, 0, NOW])
+    desk.set(ref, [5000, 0, NOW, NOW])
     taken = 0
     for i, step_ms in enumerate([1, 198, 3, 777, 19_021, 7, 39_993]):
         desk.wait(step_ms)
@@ -609,10 +610,10 @@ def test_a_bucket_loses_no_fraction(desk):
 def test_a_full_bucket_keeps_no_remainder(desk):
     """What would have overflowed is not saved up."""
     ref = bucket(10, gain=3, per_ms=1000)
-    desk.set(ref, [2, 0, NOW])
+    desk.set(ref, [2, 0, NOW, NOW])
     desk.wait(999)  # 2.997 units: deficit 0, not a third of the next unit
     desk.admit([ref], (5, 0), (1, 1, 1))
-    assert desk.at("b") == [5, 0, NOW + 999]
+    assert desk.at("b") == [5, 0, NOW + 999, NOW + 999]
 
 
 def test_a_bucket_is_forgotten_when_it_would_be_full(desk):
@@ -686,7 +687,7 @@ def test_peek_changes_nothing(desk):
 def test_amounts_round_up():
     """ceil(rate * g / 1000), exact up to the largest numbers a limit can have."""
     cases = {(5, 1, 0): 5, (5, 1, 1): 6, (5, 1, 1000): 6, (5, 1, 1001): 7, (0, 1000, 7): 7, (0, 10**9, 4_503_599_627): 4_503_599_627 * 10**6}
-    assert {case: rules.amount(*case) for case in cases} == cases
+    assert {case: amount(*case) for case in cases} == cases
 
 
 def _taken(desk, ref):

@@ -10,12 +10,13 @@ from sluicegate.core.claims import Admission
 from sluicegate.ledger.contract import GENERATION_MS, Ledger
 from sluicegate.ledger.memory import MemoryLedger
 from sluicegate.ledger.sqlite import SqliteLedger
-from support_ledgers import Clock, Desk
+from support_ledgers import Clock, Desk, use
 
 
 async def test_calls_take_effect_at_once() -> None:
     """Every future is resolved when it is returned."""
     desk = Desk(MemoryLedger(Clock()))
+    await use(desk.ledger, "t")
     refs = desk.refs(desk.window(100))
     admitted = desk.ledger.admit(Admission("h", refs, (10, 0), 1, 1, 1, 1000, ""))
     assert isinstance(admitted, asyncio.Future)
@@ -28,6 +29,7 @@ async def test_what_has_expired_is_forgotten() -> None:
     ledger = MemoryLedger(clock)
     for tree in range(20):
         desk = Desk(ledger, f"tree{tree}")
+        await use(ledger, desk.tree)
         refs = desk.refs(desk.bucket(100, per_ms=1), desk.concurrent(5), desk.window(100, "w", clock.now_ms, clock.now_ms + 1))
         await desk.admit(refs, 10, 0, 1, 0, 1, 0)
         for _ in range(10):
@@ -36,7 +38,9 @@ async def test_what_has_expired_is_forgotten() -> None:
     clock.now_ms += 3_700_000
     await ledger.sweep(64)
     book = ledger._book
-    assert (book.counters, book.holds, book._expiries) == ({}, {}, {})
+    assert book.counters == {}
+    assert set(map(len, book.holds.values())) == set(map(len, book._expiries.values())) == {0}
+    assert set(map(len, book.indexes.values())) == {1}
 
 
 @pytest.mark.parametrize("make", [lambda clock, path: MemoryLedger(clock), lambda clock, path: SqliteLedger(str(path), clock_ms=clock)])

@@ -11,10 +11,12 @@ import pytest
 import redis as redis_client
 
 from sluicegate.core.claims import Admission, Extension, Ref, RefSet, Reply, Settlement, Swept
-from sluicegate.ledger.contract import GENERATION_MS
+from sluicegate.ledger.contract import GENERATION_MS, LedgerRecovering, TreeState
 from sluicegate.ledger.link import Command
-from sluicegate.ledger.redis import RedisLedger, _load_scripts
-from support_ledgers import Desk
+from sluicegate.ledger.redis import RedisLedger
+from sluicegate.ledger.redis_scripts import NO_MARK, load_scripts
+from sluicegate.ledger.topology import Route
+from support_ledgers import Desk, use
 
 HOUR_MS = 3_600_000
 HUGE = 2**52 - 1
@@ -34,21 +36,32 @@ class FakeLink:
         assert reader.gets() is False, "one whole command"
         future = asyncio.get_running_loop().create_future()
         if self.answers:
-            future.set_result(command.read(self.answers.pop(0)))
+            try:
+                future.set_result(command.read(self.answers.pop(0)))
+            except LedgerRecovering as error:
+                future.set_exception(error)
         return future
+
+
+def led_by(ledger: RedisLedger, link: FakeLink) -> None:
+    """All calls of the ledger go over this link."""
+    route = Route("any")
+    route.front = route.back = link
+    ledger.topology.route = lambda tree: route  # type: ignore[method-assign]
 
 
 @pytest.fixture
 def offline() -> tuple[RedisLedger, FakeLink]:
     ledger, link = RedisLedger("redis://nowhere"), FakeLink()
-    ledger._front = ledger._back = link  # type: ignore[assignment]
+    led_by(ledger, link)
+    ledger.trees["acme"] = TreeState("e1", 70, open=True)
     return ledger, link
 
 
 REFS = (
-    Ref("sg1:{acme}:c:acme/@k:tokens:bucket60s", "b", 300, gain=1, per_ms=200),
+    Ref("sg1:{acme}:c:acme/@k:tokens:bucket60s", "b", 300, gain=1, per_ms=200, reserved=30),
     Ref("sg1:{acme}:c:acme:tokens:day:2026-11-30", "w", 1000, 1_000_000, 9_000_000),
-    Ref("sg1:{acme}:c:acme:usd:month:2026-11", "w", 5000, 500_000, 0),
+    Ref("sg1:{acme}:c:acme:usd:month:2026-11", "w", 5000, 500_000, 0, marks=(4000, 5000)),
     Ref("sg1:{acme}:c:acme:requests:sliding", "s", 40, per_ms=1000),
     Ref("sg1:{acme}:c:acme:concurrent:open", "o", 8),
 )
@@ -56,14 +69,14 @@ REFS = (
 
 def test_scripts_are_constants_that_say_what_they_take() -> None:
     """The first line names flags, comments name keys, arguments and returns, and the shared steps stand in between."""
-    scripts = _load_scripts({})
-    assert {verb for verb, script in scripts.items() if b"allow-oom" in script.text.split(b"\n")[0]} == {"settle", "renew", "sweep"}
+    scripts = load_scripts()
+    assert {verb for verb, script in scripts.items() if b"allow-oom" in script.text.split(b"\n")[0]} == {"settle", "renew", "sweep", "warn", "fill"}
     for verb, script in scripts.items():
         assert script.text.startswith(b"#!lua")
         for word in (f"-- {verb}: ", "-- KEYS  ", "-- ARGV  ", "-- Returns "):
             assert word.encode() in script.text
         assert script.text.count(b"-- base: ") == (0 if verb == "learned" else 1)
-        assert b"\n--@" not in script.text
+        assert not re.search(rb"--@\w+\n", script.text)
         assert re.fullmatch(rb"[0-9a-f]{40}", script.sha)
 
 
@@ -77,15 +90,19 @@ async def test_a_call_declares_its_keys_under_one_hash_tag(offline: tuple[RedisL
     ledger.peek(refs)
     for sent in link.sent:
         keys = sent[3 : 3 + int(sent[2])]
-        assert keys == [b"sg1:{acme}:holds", b"sg1:{acme}:expiry", *(ref.key.encode() for ref in REFS)]
+        own = [f"sg1:{{acme}}:{name}".encode() for name in ("holds", "expiry", "counters", "e:e1")]
+        assert keys == [*own, *(ref.key.encode() for ref in REFS)]
     assert [sent[1] for sent in link.sent] == [ledger.scripts[verb].sha for verb in ("admit", "extend", "settle", "peek")]
-    assert [len(sent) - 3 - 7 for sent in link.sent] == [2, 2, 2, 1]
-    figures = msgspec.msgpack.decode(link.sent[0][10])
-    assert figures == ["h", 1_000_000, 9_000_000, "b", 300, 1, 200, "w", 1000, 9_000_000, 0, "w", 5000, 0, 0, "s", 40, 1000, 0, "o", 8, 0, 0]
-    assert [msgspec.msgpack.decode(sent[11]) for sent in link.sent[:3]] == [
-        ["h", "old", "tag", 1, 2, 3, 30_000, [1, 0] * 5],
-        ["h", 4, 5, 3, 30_000],
-        ["h", "force", [1, 2, 3, 4, 5]],
+    assert [len(sent) - 3 - 9 for sent in link.sent] == [2, 2, 3, 1]
+    times, end = ["h", 1_000_000, 9_000_000], ["s", 40, 1000, 0, "o", 8, 0, 0]
+    admits, *others = [msgspec.msgpack.decode(sent[12]) for sent in link.sent]
+    assert admits == [*times, "b", 270, 1, 200, "w", 1000, 9_000_000, NO_MARK, "w", 5000, 0, NO_MARK, *end]
+    assert others == [[*times, "b", 300, 1, 200, "w", 1000, 9_000_000, NO_MARK, "w", 5000, 0, 4000, *end]] * 3
+    assert msgspec.msgpack.decode(link.sent[2][13]) == [[], [], [4000, 5000], [], []]
+    assert [msgspec.msgpack.decode(sent[-1]) for sent in link.sent[:3]] == [
+        [70, "h", "old", "tag", 1, 2, 3, 30_000, [1, 0] * 5],
+        [70, "h", 4, 5, 3, 30_000],
+        [70, "h", "force", [1, 2, 3, 4, 5]],
     ]
 
 
@@ -93,14 +110,15 @@ async def test_the_static_part_is_encoded_once_for_each_ledger(offline: tuple[Re
     """A RefSet that another ledger has packed is packed anew: how expired holds are charged is part of it."""
     ledger, link = offline
     other = RedisLedger("redis://nowhere", expired_hold="charge_seen")
-    other._front = link  # type: ignore[assignment]
+    led_by(other, link)
+    other.trees["acme"] = TreeState("e1", 70, open=True)
     refs = RefSet("acme", REFS)
     ledger.peek(refs)
     packed = refs.packed
     ledger.settle(Settlement("h", refs, (0,) * 5))
     assert refs.packed is packed
     other.peek(refs)
-    assert msgspec.msgpack.decode(link.sent[-1][10])[0] == "s"
+    assert msgspec.msgpack.decode(link.sent[-1][12])[0] == "s"
 
 
 async def test_a_reply_is_read(offline: tuple[RedisLedger, FakeLink]) -> None:
@@ -108,12 +126,13 @@ async def test_a_reply_is_read(offline: tuple[RedisLedger, FakeLink]) -> None:
     ledger, link = offline
     refs = RefSet("acme", REFS[:2])
     swept = [b"id", "tag é".encode(), 7, 3, b"k1", 10, b"k2", HUGE]
-    link.answers = [[0, 1_700_000_000_000, 9, 10, 1, 0, HUGE, 4, [swept]], [3, 5, 0, 0], [3, 5, 0, 0, [swept]]]
+    link.answers = [[0, 1_700_000_000_000, 72, 9, 10, 1, 0, HUGE, 4, [swept]], [3, 5, 71, 0, 0], [3, 5, 73, 0, 0, [swept]]]
     expected = Swept("id", "tag é", 7, 3, (("k1", 10), ("k2", HUGE)))
     admission = Admission("h", refs, (1, 0) * 2, 1, 2, 3, 30_000, "tag")
     assert await ledger.admit(admission) == Reply("granted", 1_700_000_000_000, 9, 10, ((1, 0), (HUGE, 4)), (expected,))
     assert 0 <= ledger.now_ms() - 1_700_000_000_000 < 1000
     assert await ledger.admit(admission) == Reply("cancelled", 5)
+    assert ledger.trees["acme"].seq == 72
     assert await ledger.admit(admission) == Reply("cancelled", 5, swept=(expected,))
 
 
@@ -126,25 +145,52 @@ async def test_a_late_admission_is_cancelled_and_what_it_swept_is_kept(offline: 
     ledger._on_late(ledger.scripts["settle"], None, None)
     assert link.sent == []
     ledger._on_late(ledger.scripts["admit"], Reply("granted", 5), admission)
-    assert [msgspec.msgpack.decode(sent[-1]) for sent in link.sent] == [["h", "cancel", [0]]]
-    link.answers = [[5]]
+    assert [msgspec.msgpack.decode(sent[-1]) for sent in link.sent] == [[70, "h", "cancel", [0]]]
+    link.answers = [[0, 5, 71]]
     assert await ledger.sweep(1) == [swept]
-    link.answers = [[5]]
+    link.answers = [[0, 5, 72]]
     assert await ledger.sweep(1) == []
 
 
-async def test_a_sweep_looks_into_configured_trees_and_those_asked_about(offline: tuple[RedisLedger, FakeLink]) -> None:
-    """Holds of a replica that crashed lie in trees that this one may not have served yet."""
+async def test_a_sweep_looks_into_every_tree_in_use(offline: tuple[RedisLedger, FakeLink]) -> None:
+    """Also where this worker has served nobody yet: holds of a replica that crashed lie there. A tree that turns out to be lost stops no other."""
     ledger, link = offline
-    ledger.trees = lambda: ["configured", "acme"]
-    ledger.peek(RefSet("acme", REFS))
-    ledger.peek(RefSet("other", REFS))
-    link.sent.clear()
-    link.answers = [[1], [1, [b"h", b"t", 1, 0]], [1]]
+    doubts: list[tuple[str, str]] = []
+    ledger.on_doubt = lambda tree, why: doubts.append((tree, why))
+    ledger.trees |= {"other": TreeState("e2", 5, open=True), "seeded": TreeState("e3", 1, open=False)}
+    link.answers = [[5, 1, b"why"], [0, 1, 6, [b"h", b"t", 1, 0]], [0, 1, 2]]
     assert [swept.hold_id for swept in await ledger.sweep(64)] == ["h"]
     assert [sent[3:] for sent in link.sent] == [
-        [f"sg1:{{{tree}}}:holds".encode(), f"sg1:{{{tree}}}:expiry".encode(), b"h", b"64"] for tree in ("acme", "configured", "other")
+        [*(f"sg1:{{{tree}}}:{name}".encode() for name in ("holds", "expiry", "counters", f"e:{epoch}")), b"h", b"64", known]
+        for tree, epoch, known in (("acme", "e1", b"70"), ("other", "e2", b"5"), ("seeded", "e3", b"1"))
     ]
+    assert doubts == [("acme", "why")]
+    assert {tree: state.seq for tree, state in ledger.trees.items()} == {"other": 6, "seeded": 2}
+
+
+async def test_what_a_lost_admission_swept_is_kept(offline: tuple[RedisLedger, FakeLink]) -> None:
+    """The requests were charged, and somebody has to write their records."""
+    ledger, link = offline
+    link.answers = [[5, 1_700_000_000_000, b"a counter is missing", 0, 0, [[b"id", b"tag", 7, 3]]]]
+    with pytest.raises(LedgerRecovering, match="acme is lost: a counter is missing"):
+        await ledger.admit(Admission("h", RefSet("acme", REFS[:1]), (1, 0), 1, 2, 3, 30_000, "tag"))
+    assert await ledger.sweep(64) == [Swept("id", "tag", 7, 3, ())]
+
+
+async def test_an_answer_from_an_epoch_before_says_nothing_about_the_present_one(offline: tuple[RedisLedger, FakeLink]) -> None:
+    """Neither that it is lost nor how far it has come."""
+    ledger, link = offline
+    doubts: list[str] = []
+    ledger.on_doubt = lambda tree, why: doubts.append(tree)
+    ledger.settle(Settlement("h", RefSet("acme", REFS[:1]), (0,)))
+    before = ledger._known["acme"]
+    ledger.trees["acme"] = TreeState("e2", 3, open=True)
+    before.settle.read([0, 5, 900])
+    with pytest.raises(LedgerRecovering):
+        before.settle.read([5, 5, b"why"])
+    assert (ledger.trees["acme"].seq, doubts) == (3, [])
+    ledger.settle(Settlement("h", RefSet("acme", REFS[:1]), (0,)))
+    assert link.sent[-1][6] == b"sg1:{acme}:e:e2"
 
 
 # -- what is kept in a real Redis ---------------------------------------------------------------------------------------------------------
@@ -162,6 +208,7 @@ def store(redis_url: str) -> Iterator[redis_client.Redis]:
 async def desk(redis_url: str, store: redis_client.Redis) -> AsyncIterator[Desk]:
     ledger = RedisLedger(redis_url.removesuffix("/0") + "/8", 5_000)
     await ledger.open()
+    await use(ledger, "t")
     yield Desk(ledger)
     await ledger.close()
 
@@ -207,6 +254,7 @@ async def test_a_hold_record_is_small_and_begins_with_its_version(desk: Desk, st
     buckets = [Ref(f"sg1:{{acme}}:c:{key}:{unit}:bucket60s", "b", 20_000, gain=1, per_ms=50) for unit in ("requests", "tokens")]
     windows = [Ref("sg1:{acme}:c:acme/team-a:tokens:day:2026-11-30", "w", 10**6), Ref("sg1:{acme}:c:acme:usd:month:2026-11", "w", 5 * 10**11)]
     refs = RefSet("acme", buckets + windows)
+    await use(desk.ledger, "acme")
     tag = f"req_0123456789abcdef|{key}|openai/gpt-4o-mini"
     await desk.ledger.admit(Admission("req_0123456789abcdef.0", refs, (1, 0, 148, 0, 132, 1000, 20_000, 600_000), 16, 200, 200, 30_000, tag))
     record = store.hget("sg1:{acme}:holds", "req_0123456789abcdef.0")
@@ -220,12 +268,13 @@ async def test_a_settled_hold_leaves_nothing(desk: Desk, store: redis_client.Red
     refs = desk.refs(desk.concurrent(4))
     await desk.admit(refs, 1, 0)
     await desk.settle(refs, 1)
-    assert store.keys() == []
+    own = {b"sg1:{t}:holds", b"sg1:{t}:counters", b"sg1:{t}:e:first"}
+    assert (set(store.keys()), store.hgetall("sg1:{t}:holds"), store.zrange("sg1:{t}:counters", 0, -1)) == (own, {b"": b""}, [b""])
     await desk.settle(refs, 0, hold_id="cancelled", mode="cancel")
     assert 59_000 < store.zscore("sg1:{t}:expiry", "cancelled") - desk.ledger.now_ms() <= 60_100
     store.zadd("sg1:{t}:expiry", {"cancelled": 1})
     assert await desk.ledger.sweep(64) == []
-    assert store.keys() == []
+    assert set(store.keys()) == own
 
 
 async def test_large_amounts_are_exact_through_expiry(desk: Desk, store: redis_client.Redis) -> None:
@@ -256,6 +305,7 @@ async def test_two_replicas_share_a_limit(desk: Desk, redis_url: str, store: red
     """100 tokens a minute: what one has taken is not there for the other."""
     other = RedisLedger(redis_url.removesuffix("/0") + "/8", 5_000)
     await other.open()
+    await use(other, "t")
     refs = desk.refs(desk.bucket(100))
     assert (await desk.admit(refs, 100, 0, hold_id="a")).status == "granted"
     assert (await other.admit(Admission("b", refs, (100, 0), 1, 1, 1, 30_000, ""))).status == "refused"

@@ -1,15 +1,16 @@
 #!lua
 -- admit: grants the largest g in [need, want] for which every counter has room, or refuses and changes nothing (but for what it sweeps).
 --
--- KEYS  1 holds, 2 expiries, 3.. counters
+-- KEYS  1 holds, 2 expiries, 3 index, 4 epoch, 5.. counters
 -- ARGV  1 figures (msgpack): state of expired holds (h, s); start_ms, end_ms of the time when all windows run; then as steps/counters.lua says
---       2 request (msgpack): hold id, replacing, tag, need, aim, want, ttl_ms, {fixed, rate, fixed, rate ...}
--- Returns {status, now_ms, g, room, state, state ...}, two figures of state for each counter; then, only if there are any, {swept ...}.
--- status: 0 granted, 1 refused, 2 stale window, 3 cancelled; the last two have no states.
+--       2 request (msgpack): known, hold id, replacing, tag, need, aim, want, ttl_ms, {fixed, rate, fixed, rate ...}
+-- Returns {status, now_ms, seq, g, room, state, state ...}, two figures of state for each counter; then, only if there are any, {swept ...}.
+-- status: 0 granted, 1 refused, 2 stale window, 3 cancelled; the last two have no states; 5 lost, then why instead of seq.
 --@base
 --@counters
 local PLENTY = 8
-local id, replacing, tag, need, aim, want, ttl_ms, amounts = unpack(cmsgpack.unpack(ARGV[2]))
+local known, id, replacing, tag, need, aim, want, ttl_ms, amounts = unpack(cmsgpack.unpack(ARGV[2]))
+--@advance
 
 -- Steps that most admissions do without.
 local function rare()
@@ -22,39 +23,45 @@ local swept
 local due = call('ZRANGEBYSCORE', EXPIRIES, '-inf', now_ms, 'LIMIT', '0', '4')
 if #due > 0 then swept = rare()(due, figures[1]) end
 
-local answer = {0, now_ms, 0, 0}
+local answer = {0, now_ms, seq, 0, 0}
 local extra = {}  -- for each counter, what writing it needs
 
 local function read_all()
-  for i = 1, counters do answer[3 + 2 * i], answer[4 + 2 * i], extra[2 * i - 1], extra[2 * i] = level(i) end
+  for i = 1, counters do answer[4 + 2 * i], answer[5 + 2 * i], extra[2 * i - 1], extra[2 * i] = level(i) end
 end
 
 local function reply(status, g, room)
-  answer[1], answer[3], answer[4] = status, g, room
+  answer[1], answer[4], answer[5] = status, g, room
   if swept then answer[#answer + 1] = swept end
   return answer
 end
 
 local existing = read_hold(id)
 if existing and existing[2] ~= 'o' then return reply(3, 0, 0) end
-if existing then
-  read_all()
-  return reply(0, existing[3], max(existing[3], want))
-end
-if now_ms < figures[2] or (figures[3] > 0 and now_ms >= figures[3]) then return reply(2, 0, 0) end
-
-local old = replacing ~= '' and read_hold(replacing)
+if not existing and (now_ms < figures[2] or (figures[3] > 0 and now_ms >= figures[3])) then return reply(2, 0, 0) end
+local old = not existing and replacing ~= '' and read_hold(replacing)
 if old and (old[2] == 'f' or old[2] == 'c') then old = false end
 read_all()
-if old then  -- as if what it holds had been given back
+if lost then
+  call('DEL', EPOCH)
+  return {5, now_ms, lost, 0, 0, swept}
+end
+if existing then return reply(0, existing[3], max(existing[3], want)) end
+if old then  -- as if what it holds had been given back, where that still counts
   local places = {}
-  for i = 1, counters do places[KEYS[2 + i]] = i end
+  for i = 1, counters do places[KEYS[4 + i]] = i end
   for at = 5, #old - 1, 5 do
-    local i = places[old[at + 1]]
-    if i and not (figures[4 * i] == 's' and old[at + 5] < floor(now_ms / figures[4 * i + 2]) - SLICES) then
+    local i, slot = places[old[at + 1]], old[at + 5]
+    local since = slot  -- what was taken before this is forgotten
+    if i and figures[4 * i] == 's' then
+      since = floor(now_ms / figures[4 * i + 2]) - SLICES
+    elseif i and figures[4 * i] == 'b' then
+      since = select(5, level(i))
+    end
+    if i and slot >= since then
       local used_back, held_back = given_back(old, at)
-      answer[3 + 2 * i] = max(0, answer[3 + 2 * i] - used_back)
-      if held_back > 0 then answer[4 + 2 * i] = max(0, answer[4 + 2 * i] - held_back) end
+      answer[4 + 2 * i] = max(0, answer[4 + 2 * i] - used_back)
+      if held_back > 0 then answer[5 + 2 * i] = max(0, answer[5 + 2 * i] - held_back) end
     end
   end
 end
@@ -62,8 +69,8 @@ end
 local room, plenty = want, true
 for i = 1, counters do
   local fixed, rate, kind = amounts[2 * i - 1], amounts[2 * i], figures[4 * i]
-  local free = figures[4 * i + 1] - answer[3 + 2 * i]
-  if kind == 'w' or kind == 'o' then free = free - answer[4 + 2 * i] end
+  local free = figures[4 * i + 1] - answer[4 + 2 * i]
+  if kind == 'w' or kind == 'o' then free = free - answer[5 + 2 * i] end
   local all = amount(fixed, rate, want)
   if all > max(free, 0) then
     local fits = -1
@@ -87,19 +94,22 @@ if old then
 end
 local hold = {1, 'o', g, 0, tag}
 for i = 1, counters do
-  local key, kind, a = KEYS[2 + i], figures[4 * i], figures[4 * i + 2]
+  local key, kind, a = KEYS[4 + i], figures[4 * i], figures[4 * i + 2]
   local fixed, rate, slot = amounts[2 * i - 1], amounts[2 * i], 0
   local more = amount(fixed, rate, g)
   if kind == 'b' then
-    answer[3 + 2 * i] = put_bucket(i, answer[3 + 2 * i], extra[2 * i - 1], extra[2 * i], more)
+    slot = now_ms
+    answer[4 + 2 * i] = put_bucket(i, answer[4 + 2 * i], extra[2 * i - 1], extra[2 * i], more)
   elseif kind == 's' then
     slot = floor(now_ms / a)
-    answer[3 + 2 * i], answer[4 + 2 * i] = slide(key, a, slot, more)
+    answer[4 + 2 * i], answer[5 + 2 * i] = slide(key, a, slot, more)
   else
-    answer[4 + 2 * i] = answer[4 + 2 * i] + more
+    answer[5 + 2 * i] = answer[5 + 2 * i] + more
     if not extra[2 * i - 1] then
-      put_pair(key, kind, answer[3 + 2 * i], answer[4 + 2 * i])
-      if kind == 'w' and a > 0 then call('PEXPIREAT', key, a + COUNTER_GRACE_MS) end
+      put_pair(key, kind, answer[4 + 2 * i], answer[5 + 2 * i])
+      if kind == 'w' then
+        --@made
+      end
     elseif more > 0 then
       call('HINCRBY', key, 'h', more)
     end

@@ -1,12 +1,13 @@
 #!lua flags=allow-oom
 -- renew: puts off the expiry of open holds and reopens expired ones; ignores others.
 --
--- KEYS  1 holds, 2 expiries
--- ARGV  1 request (msgpack): ttl_ms, {hold id, hold id ...}
--- Returns {now_ms}.
+-- KEYS  1 holds, 2 expiries, 3 index, 4 epoch
+-- ARGV  1 request (msgpack): known, ttl_ms, {hold id, hold id ...}
+-- Returns {0, now_ms, seq}; or {5, now_ms, why}: lost.
 --@base
 --@reopen
-local ttl_ms, ids = unpack(cmsgpack.unpack(ARGV[1]))
+local known, ttl_ms, ids = unpack(cmsgpack.unpack(ARGV[1]))
+--@advance
 for _, id in ipairs(ids) do
   local hold = read_hold(id)
   if hold and hold[2] == 'o' then
@@ -16,4 +17,4 @@ for _, id in ipairs(ids) do
     put_hold(id, hold, now_ms + ttl_ms)
   end
 end
-return {now_ms}
+return {0, now_ms, seq}

@@ -1,11 +1,11 @@
 -- base: the clock, the records of holds, and counters that hold. A line `--@name` stands for the text of steps/name.lua.
 --
--- The specification is core/rules.py: same names, same order. Keys and formats of records: docs/redis-keys.md.
+-- The specification is core/rules.py and core/book.py: same names, same order. Keys and formats of records: docs/redis-keys.md.
 -- Numbers are integers below 2^53, exact in Lua's doubles. An amount goes out only as a number that redis.call or a reply formats, or that
 -- cmsgpack packs; tostring, .. and table.concat print 14 digits.
 -- Closures and tables are what a call costs, in garbage, beside the commands: steps that are rare are made where they are needed.
 local call, floor, ceil, max, min = redis.call, math.floor, math.ceil, math.max, math.min
-local HOLDS, EXPIRIES = KEYS[1], KEYS[2]
+local HOLDS, EXPIRIES, INDEX, EPOCH = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local time = call('TIME')
 local now_ms = time[1] * 1000 + floor(time[2] / 1000)
 

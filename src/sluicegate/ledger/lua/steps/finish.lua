@@ -1,10 +1,11 @@
 -- finish: ends a hold at `actual`, one figure for each counter named. Gives back what it held or was charged, adds what was used. Counters are
--- matched by key, never by place. The caller drops the record.
+-- matched by key, never by place. The caller drops the record. Windows whose first mark is reached go, by place, into `reached`.
+local reached
 local function finish(hold, actual)
   local claims = {}
   for at = 5, #hold - 1, 5 do claims[hold[at + 1]] = at end
   for i = 1, counters do
-    local key, kind, a, used = KEYS[2 + i], figures[4 * i], figures[4 * i + 2], actual[i]
+    local key, kind, a, used = KEYS[4 + i], figures[4 * i], figures[4 * i + 2], actual[i]
     local used_back, held_back, slot = 0, 0, 0
     local at = claims[key]
     if at then
@@ -14,8 +15,9 @@ local function finish(hold, actual)
     end
     if kind == 'b' then
       if used ~= used_back then
-        local deficit, _, remainder, time_ms = level(i)
-        put_bucket(i, deficit, remainder, time_ms, used - used_back)
+        local deficit, _, remainder, time_ms, full_ms = level(i)
+        -- One that has been full meanwhile has forgotten that claim: giving it back would be giving it twice.
+        if used > used_back or full_ms <= slot then put_bucket(i, deficit, remainder, time_ms, used - used_back) end
       end
     elseif kind == 's' then
       local current = floor(now_ms / a)
@@ -29,15 +31,22 @@ local function finish(hold, actual)
       put_pair(key, 'o', 0, max(0, held - held_back))
     elseif a == 0 or now_ms < a + COUNTER_GRACE_MS then  -- else the window is long over and its counter forgotten
       local before, held, known = level(i)
-      put_pair(key, 'w', max(0, before - used_back) + used, max(0, held - held_back))
-      if not known and a > 0 then call('PEXPIREAT', key, a + COUNTER_GRACE_MS) end
+      before = max(0, before - used_back) + used
+      put_pair(key, 'w', before, max(0, held - held_back))
+      if not known then
+        --@made
+      end
+      if before >= figures[4 * i + 3] then
+        reached = reached or {}
+        reached[#reached + 1] = i
+      end
     end
   end
   for key, at in pairs(claims) do  -- no longer named by the caller: how it refills is not known, its state is
     local kind, slot, used_back, held_back = hold[at + 2], hold[at + 5], given_back(hold, at)
     if kind == 'b' then
-      local deficit = call('HGET', key, 'd')
-      if deficit then call('HSET', key, 'd', max(0, deficit - used_back)) end
+      local f = call('HMGET', key, 'd', 'f')
+      if f[1] and (f[2] or 0) + 0 <= slot then call('HSET', key, 'd', max(0, f[1] - used_back)) end
     elseif kind == 's' then
       local n = call('HGET', key, slot)
       if n then call('HSET', key, slot, max(0, n - used_back)) end
