@@ -25,7 +25,7 @@ _TEXT_TOKENS = PROMPT_TOKENS - 7  # a message and the reply's priming take 7
 CHEAP, DEAR = {"input": 0.5, "output": 1.0}, {"input": 5.0, "output": 10.0}  # USD per 1M tokens
 PROBE = "probe"
 HOLD_TTL_S = 6
-GUARD_S = 0.4  # before a window's end: what is sent then may be admitted in either
+GUARD_S = 0.4  # before a window's end: what is sent then may be admitted in it and arrive upstream after it
 
 Disturb = Callable[[Stand], Awaitable[None]]
 Fields = dict[str, Any]
@@ -87,7 +87,8 @@ class Cell:
 
     def shape(self, tenants: list[str]) -> Shape:
         """The stand for these tenants."""
-        mocks = {"mock": (*LENGTHS, "--tokenizer", TOKENIZER, *self.pace, *self.mock)}
+        window = ("--window", str(self.window_s)) if self.window_s else ()
+        mocks = {"mock": (*LENGTHS, "--tokenizer", TOKENIZER, *self.pace, *window, *self.mock)}
         price = {"mock": CHEAP}
         if self.dear:
             mocks["dear"] = (*LENGTHS, "--tokenizer", TOKENIZER, *self.pace, *self.dear)

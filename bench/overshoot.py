@@ -43,7 +43,7 @@ from clients import FINAL, Ask, Caller, Told, closed_loop
 from sluicegate.config.load import Loaded
 from sluicegate.core.limits import Unit
 from sluicegate.core.tenants import Counter as Limit
-from sluicegate.core.windows import Fixed, span
+from sluicegate.core.windows import span
 from stand import Books, Child, Lag, Stand, answers, config, free_port, loaded, set_fault, stats, wait_idle
 
 LAG_MAX_MS = 50.0
@@ -80,19 +80,16 @@ async def drive(cell: Cell, place: Place, tenants: Sequence[str], told: Mapping[
                 final = () if cell.window_s else FINAL
 
                 async def make(name: str = name, rng: random.Random = rng) -> Ask:
-                    return cell.ask(rng, await _in_window(cell, name), next(serials))
+                    await _inside_window(cell)
+                    return cell.ask(rng, name, next(serials))
 
                 group.create_task(closed_loop(caller, make, told[tenant], final=final, until_s=until_s))
 
 
-async def _in_window(cell: Cell, caller: str) -> str:
-    """The caller with the label of the window in which a call that is sent now is admitted."""
-    if not cell.window_s:
-        return caller
-    left_s = cell.window_s - time.time() % cell.window_s
-    if left_s < GUARD_S:
+async def _inside_window(cell: Cell) -> None:
+    """Until what is sent now is admitted in the window in which it arrives upstream, which is where the mock counts it."""
+    if cell.window_s and (left_s := cell.window_s - time.time() % cell.window_s) < GUARD_S:
         await asyncio.sleep(left_s + 0.05)
-    return f"{caller}@{span(Fixed(cell.window_s * 1000), int(time.time() * 1000)).label}"
 
 
 @contextlib.asynccontextmanager
@@ -151,24 +148,24 @@ def accounts(place: Place, cell: Cell, tenants: Sequence[str], used: Mapping[str
                 limits.setdefault((tenant, counter), []).append(f"{tenant}.{key.path[-1].name}")
     found = []
     for (tenant, counter), callers in limits.items():
-        for label in _labels(produced, callers) if cell.window_s else [""]:
+        for start in _starts(produced, callers) if cell.window_s else [""]:
             truth = 0.0
             for provider, tallies in produced:
                 price = prices[provider]
                 for caller in callers:
-                    tally = tallies.get(f"{caller}@{label}" if label else caller, {"prompt_tokens": 0, "completion_tokens": 0})
+                    tally = tallies.get(caller + start, {"prompt_tokens": 0, "completion_tokens": 0})
                     cost = (tally["prompt_tokens"] * price.input + tally["completion_tokens"] * price.output) / 1000 if price else 0
                     truth += cost if counter.unit is Unit.USD else tally["prompt_tokens"] + tally["completion_tokens"]
-            key = f"{counter.key_prefix}:{label}" if label else counter.key_prefix
+            key = f"{counter.key_prefix}:{span(counter.window, int(start[1:]) * 1000).label}" if start else counter.key_prefix
             counted = posthoc.get(f"sk-{callers[0]}", 0) if cell.mode == "posthoc" else used.get(key, 0)
             found.append(Account(tenant, counter.unit, counter.ceiling, truth, counted))
     return found
 
 
-def _labels(produced: Sequence[tuple[str, Mapping[str, Any]]], callers: Sequence[str]) -> list[str]:
-    """The windows in which these callers were served."""
+def _starts(produced: Sequence[tuple[str, Mapping[str, Any]]], callers: Sequence[str]) -> list[str]:
+    """The windows in which these callers were served, as the mock names them."""
     users = {user for _, tallies in produced for user in tallies}
-    return sorted({label for name, _, label in (user.partition("@") for user in users) if name in callers})
+    return sorted({f"@{start}" for name, _, start in (user.partition("@") for user in users) if name in callers})
 
 
 async def books(place: Place, tenants: Sequence[str]) -> tuple[dict[str, int], int, int]:
