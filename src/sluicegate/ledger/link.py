@@ -58,9 +58,6 @@ class Command:
     def with_reader(self, read: Callable[[Any], Any]) -> "Command":
         return Command(self.name, read, self.text, self.sha)
 
-    def with_reader(self, read: Callable[[Any], Any]) -> "Command":
-        return Command(self.name, read, self.text, self.sha)
-
 
 def raw(name: str) -> Command:
     """A command whose reply is wanted as it is."""
