@@ -85,7 +85,7 @@ def _common(trip: Trip, now: float) -> bytes:
     if trip.attempts:
         lines += _ATTEMPTS % ",".join([f"{a.deployment}:{a.outcome}" for a in trip.attempts]).encode()
     if trip.plan is not None and trip.reply is not None and trip.refset is not None:
-        lines += refusals.ratelimit_lines(trip.plan.template.counters, trip.refset, trip.reply)
+        lines += refusals.ratelimit_lines(trip.plan.template.shown, trip.refset, trip.reply)
     return lines
 
 

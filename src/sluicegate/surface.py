@@ -12,6 +12,7 @@ from sluicegate import reject
 from sluicegate.core.counters import name
 from sluicegate.core.limits import Unit
 from sluicegate.core.plan import Template
+from sluicegate.core.refusals import iso
 from sluicegate.core.tenants import Key
 from sluicegate.dialects import openai_chat
 from sluicegate.gateway import Gateway
@@ -87,12 +88,15 @@ class Surface:
             raise reject.ledger_unavailable() from None
 
     async def _limits(self, key: Key) -> list[dict[str, Any]]:
-        template = Template(key.tree, key.counters, None)
+        template = Template(key.tree, key.counters, None, key.priority)
         refs = template.refset(self._ledger.now_ms())
         reply = await self._ledger.peek(refs)
         shown: list[dict[str, Any]] = []
-        for counter, ref, (used, held) in zip(template.counters, refs.refs, reply.states, strict=True):
+        rooms = dict(template.shadows)
+        for i, (counter, ref, (used, held)) in enumerate(zip(template.counters, refs.refs, reply.states, strict=True)):
             held_now = held if ref.kind in ("w", "o") else 0
+            limit = ref.ceiling - ref.reserved if counter.enforced else rooms[i]
+            remaining = _figure(counter.unit, max(0, limit - used - held_now)) if counter.enforced else None
             shown.append(
                 {
                     "name": name(counter),
@@ -100,11 +104,12 @@ class Surface:
                     "unit": counter.unit,
                     "window": type(counter.window).__name__.lower(),
                     "models": sorted(counter.models) if counter.models is not None else None,
-                    "limit": _figure(counter.unit, counter.ceiling),
+                    "mode": "enforce" if counter.enforced else "shadow",
+                    "limit": _figure(counter.unit, limit),
                     "used": _figure(counter.unit, used),
                     "held": _figure(counter.unit, held_now),
-                    "remaining": _figure(counter.unit, max(0, counter.ceiling - used - held_now)),
-                    "resets_at": reject.iso(ref.end_ms) if ref.end_ms else None,
+                    "remaining": remaining,
+                    "resets_at": iso(ref.end_ms) if ref.end_ms else None,
                 }
             )
         return shown

@@ -15,7 +15,7 @@ from sluicegate.cli.console import DEFAULT_CONFIG, ConfigFile, EnvFile, console,
 from sluicegate.config.check import report
 from sluicegate.config.load import Loaded
 from sluicegate.core.claims import CounterView, HoldView
-from sluicegate.core.counters import name
+from sluicegate.core.counters import name, of_key, shadow_room
 from sluicegate.core.limits import Unit, show_amount
 from sluicegate.core.tenants import Counter, Policy
 
@@ -59,11 +59,11 @@ def _counters(policy: Policy) -> Iterable[Counter]:
 def _counter_table(views: list[CounterView], known: dict[str, Counter]) -> Table:
     table = Table("limit", "in", "kind", "used", "held", "of")
     for view in sorted(views, key=lambda view: view.key):
-        counter, label = _named(view.key, known)
+        counter = of_key(view.key, known)
+        label = view.key.removeprefix(counter.key_prefix).removeprefix(":") if counter else view.key.rpartition(":")[2]
         unit = counter.unit if counter else Unit.TOKENS
-        ceiling = show_amount(unit, counter.ceiling) if counter else "no longer configured"
         held = show_amount(unit, view.held) if view.kind in ("w", "o") else ""
-        table.add_row(Text(name(counter) if counter else view.key), label, _KINDS[view.kind], show_amount(unit, view.used), held, ceiling)
+        table.add_row(Text(name(counter) if counter else view.key), label, _KINDS[view.kind], show_amount(unit, view.used), held, _of(counter))
     return table
 
 
@@ -72,7 +72,7 @@ def _hold_table(holds: list[HoldView], known: dict[str, Counter], now_ms: int) -
     for hold in sorted(holds, key=lambda hold: hold.expires_ms):
         takes = []
         for key, amount in hold.amounts:
-            counter, _ = _named(key, known)
+            counter = of_key(key, known)
             takes.append(f"{show_amount(counter.unit, amount)} of {name(counter)}" if counter else f"{amount} of {key}")
         whose = Text("\n".join(hold.tag.split()[1:]))  # after the request's id, which the hold's begins with
         left = f"{(hold.expires_ms - now_ms) / 1000:.0f} s"
@@ -80,9 +80,9 @@ def _hold_table(holds: list[HoldView], known: dict[str, Counter], now_ms: int) -
     return table
 
 
-def _named(key: str, known: dict[str, Counter]) -> tuple[Counter | None, str]:
-    """The counter of the configuration that a storage key belongs to, and the window's label in it."""
-    if key in known:
-        return known[key], ""
-    prefix, _, label = key.rpartition(":")
-    return known.get(prefix), label
+def _of(counter: Counter | None) -> str:
+    if counter is None:
+        return "no longer configured"
+    if counter.enforced:
+        return show_amount(counter.unit, counter.ceiling)
+    return f"{show_amount(counter.unit, shadow_room(counter, None))} (shadow)"

@@ -119,7 +119,7 @@ async def _report(found: Loaded, key: Key, request: Request) -> Report:
 async def _route(report: Report, policy: Policy, ledger: Ledger, key: Key, model: Model, request: Request) -> None:
     """Tries the deployments in order as the gateway would, until one is allowed or the refusal holds everywhere."""
     learned = Learned()
-    template = Template(key.tree, key.counters, model.name)
+    template = Template(key.tree, key.counters, model.name, key.priority)
     for deployment in model.deployments:
         learned.figures(request, model, deployment, key, policy.budget)  # names the shared tables that it needs
         learned.absorb(await ledger.learned(learned.increments()))
@@ -135,7 +135,7 @@ async def _attempt(
     price, show = deployment.price, policy.budget.show_figures
     report.deployment = deployment.id
     report.input_tokens, report.output_tokens = figures.input_estimate, figures.aim
-    if template.has_usd and price is None and policy.unpriced == "refuse":
+    if template.needs_price and price is None and policy.unpriced == "refuse":
         report.status, report.code, report.message = 402, "price_unknown", f"A dollar limit applies and {deployment.id} has no price."
         return None
     refset = template.refset(ledger.now_ms())
@@ -143,7 +143,7 @@ async def _attempt(
     misfit = fit(template, figures, price, request.cap is not None)
     if misfit is not None:
         report.claims = _claims(template, refset, states, template.amounts(figures, price, 1), figures.need)
-        return _refused(report, refusals.too_large(misfit.counter, misfit.requested, misfit.fits_output_tokens, show))
+        return _refused(report, refusals.too_large(misfit.counter, misfit.requested, misfit.fits_output_tokens, misfit.reserved, show))
     amounts = template.amounts(figures, price, 1)
     extends = request.stream and deployment.extend
     aim = figures.aim if extends else figures.want
@@ -191,14 +191,15 @@ def _counter(ref: Ref, first: int, second: int, now_ms: int) -> Counter:
 
 
 def _claims(template: Template, refset: RefSet, states: Reply, amounts: tuple[int, ...], g: int) -> list[Claim]:
+    rooms = dict(template.shadows)
     return [
         Claim(
-            name(counter),
+            name(counter) + ("" if counter.enforced else " (shadow)"),
             counter.unit,
             amount(amounts[2 * i], amounts[2 * i + 1], g),
             states.states[i][0],
             states.states[i][1] if ref.kind in ("w", "o") else 0,
-            ref.ceiling,
+            ref.ceiling - ref.reserved if counter.enforced else rooms[i],
         )
         for i, (counter, ref) in enumerate(zip(template.counters, refset.refs, strict=True))
     ]

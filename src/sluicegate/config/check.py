@@ -14,7 +14,7 @@ from rich.table import Table
 from sluicegate.config import schema
 from sluicegate.config.load import Loaded
 from sluicegate.core.counters import name, scope_name
-from sluicegate.core.limits import Unit, show_amount, show_period, show_window
+from sluicegate.core.limits import Limit, Unit, show_amount, show_period, show_share, show_window
 from sluicegate.core.tenants import Counter, Deployment, Key, Policy, Scope
 from sluicegate.core.windows import Bucket, Calendar, Fixed, Lifetime, Open, Sliding, span
 
@@ -32,7 +32,8 @@ def report(loaded: Loaded, now_ms: int) -> list[RenderableType]:
 def warnings(loaded: Loaded) -> list[str]:
     """What is allowed but hardly meant. Also logged when the gateway starts."""
     config, policy = loaded.config, loaded.policy
-    return [*_plain_keys(config), *_closed_metrics(config), *_own_records(config), *_unpriced(policy), *_oversold(policy)]
+    of_config = [*_plain_keys(config), *_closed_metrics(config), *_own_records(config), *_long_waits(config)]
+    return [*of_config, *_unpriced(policy), *_oversold(policy), *_shadows(policy)]
 
 
 # -- tables -------------------------------------------------------------------------------------------------------------------------------
@@ -50,8 +51,9 @@ def _keys(policy: Policy) -> Table:
     for key in policy.keys.values():
         tenant = " > ".join(scope.name for scope in key.path[:-1] if scope.kind != "global")
         models = "all" if key.models is None else ", ".join(sorted(key.models)) or "none"
-        limits = "\n".join(name(counter) for counter in key.counters) or "none: nothing is held or refused"
-        table.add_row(escape(tenant), escape(key.name), escape(models), escape(limits))
+        limits = "\n".join(name(counter) + ("" if counter.enforced else " (shadow)") for counter in key.counters)
+        named = key.name + (f"\n(priority {key.priority})" if key.priority else "")
+        table.add_row(*(escape(cell) for cell in (tenant, named, models, limits or "none: nothing is held or refused")))
     return table
 
 
@@ -60,9 +62,16 @@ def _limits(policy: Policy, now_ms: int) -> Table:
     for counter in _counters(policy):
         for limit in counter.limits:
             models = "all" if counter.models is None else ", ".join(sorted(counter.models))
-            row = (scope_name(counter.scope), limit.text, models, _window(counter), _next_reset(counter, now_ms))
+            row = (scope_name(counter.scope), _limit_text(limit), models, _window(counter), _next_reset(counter, now_ms))
             table.add_row(*(escape(cell) for cell in row))
     return table
+
+
+def _limit_text(limit: Limit) -> str:
+    """A limit as written, with what else it says."""
+    more = ["shadow: counts and reports only"] if limit.shadow else []
+    more += [f"{show_share(share)} kept from {priority}" for priority in ("normal", "low") if (share := limit.reserve.of(priority))]
+    return f"{limit.text}\n({', '.join(more)})" if more else limit.text
 
 
 def _models(policy: Policy) -> Table:
@@ -77,7 +86,7 @@ def _deployments(policy: Policy) -> Table:
     for one in _all_deployments(policy):
         price = f"{_usd(one.price.input)} in, {_usd(one.price.output)} out" if one.price else "unknown"
         held = "extended while it streams" if one.extend else f"capped by {one.cap_field}"
-        limits = "\n".join(limit.text for counter in one.counters for limit in counter.limits) or "none"
+        limits = "\n".join(_limit_text(limit) for counter in one.counters for limit in counter.limits) or "none"
         at = one.provider.base_url + (f"\nthrough proxy {one.provider.proxy.name}" if one.provider.proxy else "")
         row = (one.id, at, price, held, one.tokenizer or "characters, learning", limits)
         table.add_row(*(escape(cell) for cell in row))
@@ -91,7 +100,8 @@ def _usd(pico_usd: int) -> str:
 def _window(counter: Counter) -> str:
     match counter.window:
         case Bucket(period_ms=period_ms):
-            more = f", holds {show_amount(counter.unit, counter.ceiling)}" if counter.ceiling != counter.amount else ""
+            size = min(limit.size for limit in counter.limits)
+            more = f", holds {show_amount(counter.unit, size)}" if size != counter.amount else ""
             return f"refills over {show_period(period_ms)}{more}"
         case Sliding(period_ms=period_ms):
             return f"sliding over {show_period(period_ms)}"
@@ -160,11 +170,17 @@ def _own_records(config: schema.Config) -> Iterator[str]:
         yield "records: a file of this machine beside a ledger that others may share; re-seeding a lost ledger then knows only this machine's usage"
 
 
+def _long_waits(config: schema.Config) -> Iterator[str]:
+    """A wait that a stopping server cuts."""
+    if config.budget.queue.max_wait_ms > config.server.drain_ms:
+        yield "budget.queue.max_wait: is longer than server.drain, so that a stopping server ends waits early"
+
+
 def _unpriced(policy: Policy) -> Iterator[str]:
     """A model without a price under a dollar limit."""
     for deployment_id in dict.fromkeys(one.id for one in _all_deployments(policy) if one.price is None):
         _, keys = _reaching(policy, deployment_id)
-        bound = [key.id for key in keys if any(counter.unit is Unit.USD for counter in key.counters)]
+        bound = [key.id for key in keys if any(counter.unit is Unit.USD and counter.enforced for counter in key.counters)]
         if bound:
             then = "are refused" if policy.unpriced == "refuse" else "count as free"
             yield f"{deployment_id} has no price, but {_some(bound)} {_have(bound)} a dollar limit: their requests there {then} (prices.unpriced)"
@@ -175,15 +191,17 @@ def _oversold(policy: Policy) -> Iterator[str]:
     for deployment in {one.id: one for one in _all_deployments(policy)}.values():
         models, keys = _reaching(policy, deployment.id)
         for counter in deployment.counters:
-            unit = counter.unit.replace("_", " ")
+            if not counter.enforced:
+                continue
+            unit, text = counter.unit.replace("_", " "), next(limit.text for limit in counter.limits if not limit.shadow)
             most = _together(keys, 0, counter, models)
             if most is None:
                 unbound = [key.id for key in keys if all(_let_through(key, scope, counter, models) is None for scope in key.path)]
-                yield f"{deployment.id} has {counter.limits[0].text}, but {_some(unbound)} {_have(unbound)} no limit on {unit}"
+                yield f"{deployment.id} has {text}, but {_some(unbound)} {_have(unbound)} no limit on {unit}"
             elif most > counter.amount:
                 per = "" if isinstance(counter.window, Open) else f"/{show_window(counter.window)}"
                 asked = show_amount(counter.unit, most) + ("" if counter.unit is Unit.USD else f" {unit}") + per
-                yield f"{deployment.id} has {counter.limits[0].text}, but the keys that can reach it may ask for {asked} together"
+                yield f"{deployment.id} has {text}, but the keys that can reach it may ask for {asked} together"
 
 
 def _together(keys: Sequence[Key], depth: int, counter: Counter, models: frozenset[str]) -> int | None:
@@ -204,7 +222,8 @@ def _together(keys: Sequence[Key], depth: int, counter: Counter, models: frozens
 def _let_through(key: Key, scope: Scope, counter: Counter, models: frozenset[str]) -> int | None:
     """What the limits of one scope on a key's path let through within one window of `counter`. None: any amount."""
     length_ms = _length_ms(counter)
-    same = (one for one in key.counters if one.scope == scope and one.unit is counter.unit and (one.models is None or models <= one.models))
+    own = (one for one in key.counters if one.scope == scope and one.unit is counter.unit and one.enforced)
+    same = (one for one in own if one.models is None or models <= one.models)
     return min((_within(one, length_ms) for one in same), default=None)
 
 
@@ -224,6 +243,15 @@ def _length_ms(counter: Counter) -> int | None:
         case Calendar(every=every):
             return _LENGTHS_MS[every]
     return None
+
+
+def _shadows(policy: Policy) -> Iterator[str]:
+    """Limits that protect nothing."""
+    own = (counter for deployment in _all_deployments(policy) for counter in deployment.counters)
+    for counter in {counter.key_prefix: counter for counter in (*_counters(policy), *own)}.values():
+        for limit in counter.limits:
+            if limit.shadow:
+                yield f"{scope_name(counter.scope)}: {limit.text} is in mode shadow: it counts and reports, and does not protect"
 
 
 def _some(ids: Sequence[str]) -> str:

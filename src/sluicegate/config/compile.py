@@ -14,13 +14,15 @@ import msgspec
 from sluicegate.config import schema
 from sluicegate.config.proxies import ProxyError, proxy_from
 from sluicegate.config.schema import Config, ConfigError, Path, Problem
+from sluicegate.core import counters as counting
 from sluicegate.core.counters import deployment_tree, group
-from sluicegate.core.limits import Limit
+from sluicegate.core.limits import Limit, Priority
 from sluicegate.core.prices import Price
 from sluicegate.core.tenants import Budget, Counter, Deployment, Key, Model, Policy, Provider, Proxy, Scope, ScopeKind, Timeouts
 from sluicegate.providers import ROWS, Row, cap_field, tokenizer
 
 GLOBAL = "*"
+MARKS_OF_COUNTER_MAX = 48  # a bit for each, in a number that a double holds
 _KINDS: tuple[ScopeKind, ...] = ("organization", "team", "project", "user")  # by depth
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _MODEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,127}")
@@ -50,6 +52,7 @@ class _Above(msgspec.Struct, frozen=True):
     path: tuple[Scope, ...]
     counters: tuple[Counter, ...]
     allowed: frozenset[str] | None  # models; None: every one
+    priority: Priority | None
     depth: int  # 0: nothing but the global limits is above
 
 
@@ -58,7 +61,7 @@ class _Compiler:
         self.config = config
         self.environ = environ
         self.problems: list[Problem] = []
-        self.global_limits = _limits(config.tenants.limits)
+        self.global_limits = self.limits(config.tenants.limits)
         self.keys: dict[bytes, Key] = {}
         self.digest_paths: dict[bytes, Path] = {}
 
@@ -76,6 +79,7 @@ class _Compiler:
             self.organization(name, tenant)
         if config.ledger.startswith("memory:") and config.server.workers > 1:
             self.problem(("ledger",), "is kept in one process's memory; with several workers use sqlite:///data/ledger.db or redis://")
+        self.check_marks(models)
         if not self.keys and not self.problems:
             self.problem(("tenants",), "have no key at all; nobody could call")
         return Policy(
@@ -91,6 +95,15 @@ class _Compiler:
         if not pattern.fullmatch(name):
             more = " ._:/@+-" if pattern is _MODEL else " ._-"
             self.problem(path, f"{name[:100]!r} is no name; names have letters, digits and{more}, and begin with a letter or digit")
+
+    def check_marks(self, models: Mapping[str, Model]) -> None:
+        of_keys = (counter for key in self.keys.values() for counter in key.counters)
+        of_deployments = (counter for model in models.values() for one in model.deployments for counter in one.counters)
+        for prefix, counter in {counter.key_prefix: counter for counter in (*of_keys, *of_deployments)}.items():
+            amounts = {mark.amount for mark in counting.marks(counter)}
+            if len(amounts) > MARKS_OF_COUNTER_MAX:
+                where = "models" if prefix.startswith("sg1:{d/") else "tenants"
+                self.problem((where,), f"{counting.name(counter)} has {len(amounts)} warning marks; {MARKS_OF_COUNTER_MAX} can be told apart")
 
     # -- providers and models -------------------------------------------------------------------------------------------------------------
 
@@ -185,7 +198,7 @@ class _Compiler:
         own_limits: dict[str, list[Limit]] = {}  # a deployment in several routes is one deployment, bound by all limits written at it
         for one in self.config.models.values():
             for written in one.deployments:
-                own_limits.setdefault(f"{written.provider}/{written.model}", []).extend(_limits(written.limits))
+                own_limits.setdefault(f"{written.provider}/{written.model}", []).extend(self.limits(written.limits))
         counters = {name: _deployment_counters(name, limits) for name, limits in own_limits.items()}
         models = {}
         for name, one in self.config.models.items():
@@ -238,10 +251,10 @@ class _Compiler:
 
     def organization(self, name: str, tenant: schema.Tenant) -> None:
         if not self.global_limits:
-            self.tenant(name, tenant, ("tenants", name), _Above(name, (), (), None, 0))
+            self.tenant(name, tenant, ("tenants", name), _Above(name, (), (), None, None, 0))
             return
         everyone = Scope(GLOBAL, "global", GLOBAL)
-        above = _Above(GLOBAL, (everyone,), group(GLOBAL, everyone, self.global_limits), None, 0)
+        above = _Above(GLOBAL, (everyone,), group(GLOBAL, everyone, self.global_limits), None, None, 0)
         self.tenant(name, tenant, ("tenants", name), above)
 
     def tenant(self, name: str, tenant: schema.Tenant, where: Path, above: _Above) -> None:
@@ -256,6 +269,7 @@ class _Compiler:
             (*above.path, scope),
             above.counters + self.counters(above.tree, scope, tenant.limits, (*where, "limits")),
             self.allowed(above.allowed, tenant.models, (*where, "models")),
+            tenant.priority or above.priority,
             above.depth + 1,
         )
         names: set[str] = set()
@@ -285,11 +299,21 @@ class _Compiler:
             path=(*above.path, scope),
             models=self.allowed(above.allowed, key.models, (*where, "models")),
             counters=above.counters + self.counters(above.tree, scope, key.limits, (*where, "limits")),
+            priority=key.priority or above.priority,
         )
 
     def counters(self, tree: str, scope: Scope, written: Sequence[Limit | None], path: Path) -> tuple[Counter, ...]:
         self.check_models_of(written, path)
-        return group(tree, scope, _limits(written))
+        return group(tree, scope, self.limits(written))
+
+    def limits(self, written: Sequence[Limit | None]) -> list[Limit]:
+        """Those that are limits, with the marks that `budget.warn_at` gives to windows that do not refill."""
+        marks = self.config.budget.warn_at
+        return [
+            msgspec.structs.replace(limit, warn_at=marks) if limit.warn_at is None and limit.spends else limit
+            for limit in written
+            if limit is not None
+        ]
 
     def check_models_of(self, limits: Sequence[Limit | None], path: Path) -> None:
         for i, limit in enumerate(limits):
@@ -309,10 +333,6 @@ class _Compiler:
         return frozenset(written) if above is None else above & frozenset(written)
 
 
-def _limits(written: Sequence[Limit | None]) -> list[Limit]:
-    return [limit for limit in written if limit is not None]
-
-
 def _deployment_counters(deployment_id: str, limits: list[Limit]) -> tuple[Counter, ...]:
     return group(deployment_tree(deployment_id), Scope(deployment_id, "deployment", deployment_id), limits)
 
@@ -322,8 +342,9 @@ def _price(written: schema.Price | None) -> Price | None:
 
 
 def _budget(written: schema.Budget) -> Budget:
-    fields = written.model_dump()
-    return Budget(show_figures=fields.pop("figures"), **fields)
+    fields = written.model_dump(exclude={"queue", "warn_at"})
+    queue = written.queue
+    return Budget(show_figures=fields.pop("figures"), queue_max_wait_ms=queue.max_wait_ms, queue_max_depth=queue.max_depth, **fields)
 
 
 def _did_you_mean(name: str, known: Iterable[str]) -> str:

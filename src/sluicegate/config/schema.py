@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, PrivateAttr, SecretStr, ValidationInfo
 
 from sluicegate.config.proxies import read_proxy
-from sluicegate.core.limits import Limit, parse
+from sluicegate.core.limits import Limit, Priority, marks, parse
 from sluicegate.core.tenants import Proxy
 
 Path = tuple[str | int, ...]
@@ -138,6 +138,7 @@ OnOff = Annotated[bool, BeforeValidator(_on_off)]
 PicoUsd = Annotated[int, PlainValidator(_pico_usd)]
 Limits = Annotated[list[Annotated[Limit | None, PlainValidator(_limit)]], BeforeValidator(lambda value: [] if value is None else value)]
 RecordsUrl = Annotated[str, Field(pattern=r"^(sqlite:///.+|postgres(ql)?://.+)$"), AfterValidator(_readable)]
+Marks = Annotated[tuple[int, ...], PlainValidator(lambda value: marks(value, ""))]
 EnvSecret = Annotated[SecretStr | None, PlainValidator(_secret_from_environ)]
 Tokenizer = Literal["o200k_base", "cl100k_base"]
 ProxySetting = Annotated[Proxy | Literal["off"] | None, PlainValidator(read_proxy)]
@@ -197,6 +198,13 @@ class Resilience(Section):
     timeouts: Timeouts = Timeouts()
 
 
+class Queue(Section):
+    """`budget.queue:`"""
+
+    max_wait_ms: Duration = Field(default=0, alias="max_wait")
+    max_depth: Whole = Field(default=1000, ge=1, le=100_000)
+
+
 class Budget(Section):
     """`budget:`"""
 
@@ -209,6 +217,8 @@ class Budget(Section):
     unknown_outcome: Literal["charge", "input_only", "free"] = "charge"
     stop_lag_ms: Duration = Field(default=100, alias="stop_lag")
     figures: OnOff = True
+    warn_at: Marks = (800_000, 950_000, 1_000_000)
+    queue: Queue = Queue()
 
 
 class Prices(Section):
@@ -285,6 +295,7 @@ class Key(Section):
     sha256: str | None = Field(default=None, pattern=r"^[0-9a-fA-F]{64}$")
     limits: Limits = []
     models: list[str] | None = None
+    priority: Priority | None = None
     _plain: bool = PrivateAttr(default=False)
     _digest: bytes = PrivateAttr(default=b"")
 
@@ -312,6 +323,7 @@ class Tenant(Section):
 
     limits: Limits = []
     models: list[str] | None = None
+    priority: Priority | None = None
     keys: list[Key] = []
     children: dict[str, "Tenant"] = {}
 

@@ -1,8 +1,9 @@
 """Limits: unit + amount + window + model filter. RPM, TPM, a day's tokens, a month's dollars, concurrency: all are limits.
 
 Amounts are integers in the unit of the limit; dollars are nano-USD. Limits are below 2^52 so that Lua's doubles stay exact (ledger.md 2).
-An amount of 0 allows nothing; no limit is said by leaving it out. `parse` reads both written forms and raises `LimitError`, which names the field
-and says what would be accepted; nothing is guessed and nothing unknown is passed over.
+An amount of 0 allows nothing; no limit is said by leaving it out. A limit in mode shadow counts and reports, and never refuses. A reserve keeps a
+share of a limit from claimants of a lower priority. `parse` reads both written forms and raises `LimitError`, which names the field and says what
+would be accepted; nothing is guessed and nothing unknown is passed over. Shares are integers, millionths of the amount.
 """
 
 import re
@@ -12,7 +13,7 @@ from difflib import get_close_matches
 from enum import StrEnum
 from functools import lru_cache
 from math import gcd
-from typing import get_args
+from typing import Literal, get_args
 from zoneinfo import available_timezones
 
 import msgspec
@@ -22,6 +23,8 @@ from sluicegate.core.windows import Bucket, Calendar, Every, Fixed, Lifetime, Op
 AMOUNT_MAX = 2**52 - 1
 BUCKET_PRODUCT_MAX = 2**48 - 1  # capacity x the milliseconds of its rate in lowest terms (ledger.md 2, Numbers)
 NANO = 1_000_000_000
+WHOLE = 1_000_000  # shares are millionths
+MARKS_MAX = 8  # of one limit: a ledger keeps a bit for each
 
 FORMS = (
     "'20k tokens/minute', '1M input tokens/day', '50k output tokens/30s', '120 requests/minute', '$100/month', '$2000/lifetime', '4 concurrent', "
@@ -40,6 +43,23 @@ class Unit(StrEnum):
     CONCURRENT = "concurrent"
 
 
+Priority = Literal["high", "normal", "low"]
+
+
+class Reserve(msgspec.Struct, frozen=True):
+    """What a limit keeps from claimants of a priority, in millionths: of its amount, or of what a bucket holds when it is full."""
+
+    normal: int = 0
+    low: int = 0
+
+    def of(self, priority: str | None) -> int:
+        """Nothing is kept from the highest priority, nor where there is none."""
+        return self.low if priority == "low" else self.normal if priority == "normal" else 0
+
+
+NO_RESERVE = Reserve()
+
+
 class Limit(msgspec.Struct, frozen=True):
     """One limit as written. `burst` 0: a bucket's capacity is its amount."""
 
@@ -49,6 +69,28 @@ class Limit(msgspec.Struct, frozen=True):
     burst: int = 0
     models: frozenset[str] | None = None
     text: str = ""  # as the operator wrote it
+    shadow: bool = False  # counts and reports, never refuses
+    reserve: Reserve = NO_RESERVE
+    warn_at: tuple[int, ...] | None = None  # millionths of the amount, ascending; None: what `budget.warn_at` says
+
+    @property
+    def size(self) -> int:
+        """The most that it ever lets through at once: a bucket's capacity, else the amount."""
+        return self.burst or self.amount
+
+    @property
+    def refills(self) -> bool:
+        """Whether room comes back with time."""
+        return isinstance(self.window, Bucket | Sliding)
+
+    @property
+    def spends(self) -> bool:
+        """Whether it is used up, for a time or for ever: only then is there something to warn of."""
+        return not self.refills and not isinstance(self.window, Open)
+
+    def room(self, priority: str | None) -> int:
+        """What of its size a claimant of this priority may use."""
+        return self.size - self.size * self.reserve.of(priority) // WHOLE
 
 
 class LimitError(ValueError):
@@ -109,7 +151,7 @@ def _parse_text(text: str, path: str) -> Limit:
 
 # -- long form ----------------------------------------------------------------------------------------------------------------------------
 
-_FIELDS = ("amount", "unit", "per", "window", "burst", "tz", "at", "models")
+_FIELDS = ("amount", "unit", "per", "window", "burst", "tz", "at", "models", "mode", "reserve", "warn_at")
 _SHORT_PERS = {"s": "second", "min": "minute", "h": "hour", "d": "day"}
 _PERIODS_MS = {"second": 1_000, "minute": 60_000, "hour": 3_600_000, "day": 86_400_000, "week": 604_800_000}
 _SUFFIX_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
@@ -135,7 +177,7 @@ def _parse_fields(fields: Mapping[object, object] | Mapping[str, object], path: 
     _check_bucket(amount, burst, window, path)
     text = f"{show_amount(unit, amount)}{'' if unit is Unit.USD else ' ' + unit.replace('_', ' ')}"
     text += "" if unit is Unit.CONCURRENT else f"/{given.get('per', 'lifetime')}"
-    return Limit(unit, amount, window, burst, _models(given, path), text)
+    return Limit(unit, amount, window, burst, _models(given, path), text, _shadow(given, path), _reserve(given, path), _warn_at(given, window, path))
 
 
 def _at(path: str, field: str) -> str:
@@ -278,7 +320,69 @@ def _models(given: Mapping[str, object], path: str) -> frozenset[str] | None:
     return frozenset(models)
 
 
+def _shadow(given: Mapping[str, object], path: str) -> bool:
+    mode = given.get("mode", "enforce")
+    if mode not in ("enforce", "shadow"):
+        raise LimitError(_at(path, "mode"), f"{mode!r} is no mode; write enforce, or shadow for a limit that only counts and reports")
+    return mode == "shadow"
+
+
+_PERCENT = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,4})?)\s?%")
+
+
+def _reserve(given: Mapping[str, object], path: str) -> Reserve:
+    written, where = given.get("reserve"), _at(path, "reserve")
+    if written is None:
+        return NO_RESERVE
+    if not isinstance(written, Mapping) or not written:
+        raise LimitError(where, "is a mapping such as {normal: 10%, low: 30%}: what is kept from each priority for the higher ones")
+    for priority in written:
+        if priority not in ("normal", "low"):
+            why = "nothing is above it that could be kept for" if priority == "high" else "is no priority that something is kept from"
+            raise LimitError(_at(where, str(priority)), f"{why}; write normal, low or both")
+    shares = {str(priority): _share(share, _at(where, str(priority))) for priority, share in written.items()}
+    normal = shares.get("normal", 0)
+    if shares.get("low", normal) < normal:
+        raise LimitError(_at(where, "low"), "must be at least what is kept from normal")
+    return Reserve(normal, shares.get("low", normal))
+
+
+def _share(written: object, path: str) -> int:
+    match = _PERCENT.fullmatch(written.strip()) if isinstance(written, str) else None
+    if match is None or Decimal(match[1]) > 100:
+        raise LimitError(path, f"{written!r} is no share; write a percentage from 0% to 100%, such as 30%")
+    return int(Decimal(match[1]) * (WHOLE // 100))
+
+
+def _warn_at(given: Mapping[str, object], window: Window, path: str) -> tuple[int, ...] | None:
+    if "warn_at" not in given:
+        return None
+    where = _at(path, "warn_at")
+    if isinstance(window, Bucket | Sliding | Open):
+        kind = "concurrent" if isinstance(window, Open) else type(window).__name__.lower()
+        raise LimitError(where, f"does not go with a {kind} limit: only what does not refill can be warned of")
+    return marks(given["warn_at"], where)
+
+
+def marks(written: object, path: str = "warn_at") -> tuple[int, ...]:
+    """Warning marks, written as parts of an amount ([0.8, 0.95, 1.0]; [] for none), as millionths, ascending. Raises LimitError."""
+    if not isinstance(written, list | tuple) or len(written) > MARKS_MAX:
+        raise LimitError(path, f"is a list of at most {MARKS_MAX} parts of the amount, such as [0.8, 0.95, 1.0]; [] for none")
+    found: set[int] = set()
+    for part in written:
+        number = Decimal(str(part)) if isinstance(part, int | float | Decimal) and not isinstance(part, bool) else Decimal(0)
+        if not number.is_finite() or not 0 < number <= 10 or number * WHOLE != int(number * WHOLE):
+            raise LimitError(path, f"{part!r} is no mark; write a part of the amount, such as 0.8, above 0 and up to 10")
+        found.add(int(number * WHOLE))
+    return tuple(sorted(found))
+
+
 # -- in words -----------------------------------------------------------------------------------------------------------------------------
+
+
+def show_share(share: int) -> str:
+    """A share in percent: `30%`, `12.5%`."""
+    return f"{share * 100 / WHOLE:g}%"
 
 
 def show_amount(unit: Unit, amount: int) -> str:

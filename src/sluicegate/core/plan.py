@@ -12,11 +12,10 @@ import msgspec
 from sluicegate.core import counters as counting
 from sluicegate.core.claims import RefSet
 from sluicegate.core.estimate import Figures
-from sluicegate.core.limits import Unit
+from sluicegate.core.limits import Priority, Unit
 from sluicegate.core.prices import Price, input_cost_nano_usd, output_rate
-from sluicegate.core.tenants import Counter, Deployment, Key, Model
+from sluicegate.core.tenants import NO_CEILING, Counter, Deployment, Key, Model
 from sluicegate.core.usage import Charge
-from sluicegate.core.windows import Bucket, Sliding
 
 _FREE = Price(0, 0)
 
@@ -35,7 +34,7 @@ _USED = {Unit.REQUESTS: 1, Unit.CONCURRENT: 0, Unit.INPUT_TOKENS: 2, Unit.OUTPUT
 
 def refills(counter: Counter) -> bool:
     """Whether room comes back with time."""
-    return isinstance(counter.window, Bucket | Sliding)
+    return counter.limits[0].refills
 
 
 def _picker(indices: Sequence[int]) -> Callable[[tuple[int, ...]], tuple[int, ...]]:
@@ -49,25 +48,37 @@ def _picker(indices: Sequence[int]) -> Callable[[tuple[int, ...]], tuple[int, ..
 
 
 class Template:
-    """The counters that bind one key (or one deployment) for one model, with what a request claims of each."""
+    """The counters that bind one key (or one deployment) for one model, with what a request claims of each.
 
-    __slots__ = ("_claims", "_refset", "_used", "_valid_until_ms", "counters", "has_usd", "sizes", "tree")
+    `sizes`, `shadows` and `shown` say what is looked at where: in `fit`, in a grant, in the headers on remaining room.
+    """
 
-    def __init__(self, tree: str, counters: Sequence[Counter], model: str | None) -> None:
-        """model None: the counters of every model."""
+    __slots__ = (
+        *("_claims", "_has_usd", "_priority", "_refset", "_used", "_valid_until_ms"),
+        *("counters", "needs_price", "shadows", "shown", "sizes", "tree"),
+    )
+
+    def __init__(self, tree: str, counters: Sequence[Counter], model: str | None, priority: Priority | None = None) -> None:
+        """model None: the counters of every model. priority: the claimant's."""
         self.tree = tree
         self.counters = tuple(c for c in counters if c.models is None or model is None or model in c.models)
-        self.has_usd = any(c.unit is Unit.USD for c in self.counters)
-        self.sizes = tuple((c, _SIZES[c.unit][0 if refills(c) else 1], refills(c), c.ceiling) for c in self.counters)
+        self._has_usd = any(c.unit is Unit.USD for c in self.counters)
+        self.needs_price = any(c.unit is Unit.USD and c.enforced for c in self.counters)
+        enforced = [(i, c) for i, c in enumerate(self.counters) if c.enforced]
+        self.sizes = tuple((c, _SIZES[c.unit][0 if refills(c) else 1], refills(c), counting.room(c, priority)) for _, c in enforced)
+        self.shown = tuple(tuple(i for i, c in enforced if c.unit is unit) for unit in (Unit.REQUESTS, Unit.TOKENS))
+        shadows = [(i, counting.shadow_room(c, priority)) for i, c in enumerate(self.counters)]
+        self.shadows = tuple((i, room) for i, room in shadows if room < NO_CEILING)
         self._claims = _picker([i for c in self.counters for i in _CLAIM[c.unit][0 if refills(c) else 1]])
         self._used = _picker([_USED[c.unit] for c in self.counters])
+        self._priority = priority
         self._refset: RefSet | None = None
         self._valid_until_ms = 0
 
     def refset(self, now_ms: int) -> RefSet:
         """The counters in the windows of `now_ms` (ledger time); one object for as long as no window ends."""
         if self._refset is None or now_ms >= self._valid_until_ms:
-            self._refset = counting.refs(self.tree, self.counters, now_ms)
+            self._refset = counting.refs(self.tree, self.counters, now_ms, self._priority)
             self._valid_until_ms = counting.valid_until_ms(self.counters, now_ms)
         return self._refset
 
@@ -77,7 +88,7 @@ class Template:
 
     def amounts(self, figures: Figures, price: Price | None, requests: int) -> tuple[int, ...]:
         """Flat (fixed, rate) per counter. requests: 0 for an attempt after one that was charged, else 1."""
-        if not self.has_usd:
+        if not self._has_usd:
             usd_with_aim = usd_fixed = usd_rate = 0
         else:
             price = price or _FREE
@@ -89,7 +100,7 @@ class Template:
 
     def usd_rate(self, price: Price | None) -> int:
         """Thousandths of a nano-USD per output token, where a dollar limit applies."""
-        return output_rate(price) if self.has_usd and price is not None else 0
+        return output_rate(price) if self._has_usd and price is not None else 0
 
     def used(self, charge: Charge, requests: int) -> tuple[int, ...]:
         """What `charge` is on each counter."""
@@ -103,6 +114,7 @@ class TooLarge(msgspec.Struct):
     counter: Counter
     requested: int
     fits_output_tokens: int  # per request; negative when not even the input fits
+    reserved: int  # of the counter, kept from this claimant
 
 
 def fit(template: Template, figures: Figures, price: Price | None, client_cap: bool) -> TooLarge | None:
@@ -113,16 +125,16 @@ def fit(template: Template, figures: Figures, price: Price | None, client_cap: b
     """
     most = want = figures.want
     tokens = want + max(figures.input_bound, figures.input_estimate)
-    for counter, pick, refilling, ceiling in template.sizes:
-        if tokens < ceiling and counter.unit is not _USD:
+    for counter, pick, refilling, room in template.sizes:
+        if tokens < room and counter.unit is not _USD:
             continue  # the usual case: the whole request is nothing to this limit
         fixed, rate = pick(figures, price)
         floor = want if client_cap and refilling else figures.need
-        if fixed - (-rate * floor // 1000) > ceiling:
-            fits = (ceiling - fixed) * 1000 // rate if rate and fixed <= ceiling else -1
-            return TooLarge(counter, fixed - (-rate * floor // 1000), fits)
-        if refilling and fixed - (-rate * most // 1000) > ceiling:
-            most = (ceiling - fixed) * 1000 // rate
+        if fixed - (-rate * floor // 1000) > room:
+            fits = (room - fixed) * 1000 // rate if rate and fixed <= room else -1
+            return TooLarge(counter, fixed - (-rate * floor // 1000), fits, counter.ceiling - room)
+        if refilling and fixed - (-rate * most // 1000) > room:
+            most = (room - fixed) * 1000 // rate
     if most < want:
         figures.want = most
         figures.aim = min(figures.aim, most)
@@ -175,18 +187,19 @@ class Plans:
 
     def __init__(self) -> None:
         self._of_key: dict[tuple[str, str], Plan] = {}
-        self._of_deployment: dict[str, Template] = {}
+        self._of_deployment: dict[tuple[str, Priority | None], Template] = {}
 
     def of(self, key: Key, model: Model) -> Plan:
         """The plan of a key for a model."""
         plan = self._of_key.get((key.id, model.name))
         if plan is None:
-            plan = self._of_key[key.id, model.name] = Plan(key, model, Template(key.tree, key.counters, model.name))
+            plan = self._of_key[key.id, model.name] = Plan(key, model, Template(key.tree, key.counters, model.name, key.priority))
         return plan
 
-    def of_deployment(self, deployment: Deployment) -> Template:
-        """The template of a deployment's own limits."""
-        template = self._of_deployment.get(deployment.id)
+    def of_deployment(self, deployment: Deployment, priority: Priority | None) -> Template:
+        """The template of a deployment's own limits, for callers of one priority."""
+        template = self._of_deployment.get((deployment.id, priority))
         if template is None:
-            template = self._of_deployment[deployment.id] = Template(counting.deployment_tree(deployment.id), deployment.counters, None)
+            tree = counting.deployment_tree(deployment.id)
+            template = self._of_deployment[deployment.id, priority] = Template(tree, deployment.counters, None, priority)
         return template

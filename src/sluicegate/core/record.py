@@ -1,4 +1,7 @@
-"""The record: one frozen value per logical request, with its attempts. Journal, metrics and logs read it; none changes it."""
+"""The record: one frozen value per logical request, with its attempts. Journal, metrics and logs read it; none changes it.
+
+And what one settlement adds to the usage that the records keep: `Spent`.
+"""
 
 import msgspec
 
@@ -41,3 +44,19 @@ class Record(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     client_gone: bool = False
     client_id: str = ""  # x-request-id of the client, if valid
     client_user: str = ""
+    shadow: str = ""  # names of limits in mode shadow that would have refused it
+    waited_us: int = 0  # in line for a limit
+
+
+class Spent(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """What was used, and when and by whom it was asked for. Adds up: amounts may be negative in a correction."""
+
+    key_id: str
+    model: str
+    deployment: str
+    admitted_ms: int  # ledger time: it counts in the windows of this moment
+    requests: int  # logical requests
+    attempts: int  # physical calls that were written
+    input_tokens: int
+    output_tokens: int
+    cost_nano_usd: int

@@ -13,7 +13,7 @@ import msgspec
 from sluicegate.core.book import amount
 from sluicegate.core.claims import Ref, RefSet, Reply
 from sluicegate.core.counters import name, scope_name
-from sluicegate.core.limits import Unit, show_amount, show_window
+from sluicegate.core.limits import WHOLE, Unit, show_amount, show_share, show_window
 from sluicegate.core.tenants import Counter
 from sluicegate.core.windows import Calendar, Lifetime
 
@@ -45,6 +45,7 @@ class Refusal(msgspec.Struct, frozen=True):
     held: int
     requested: int
     limit: int
+    reserved: int  # of the limit, kept from this claimant's priority
     affordable_output_tokens: int
     name: str  # for x-sluicegate-limited-by
 
@@ -60,20 +61,25 @@ class _Claim(msgspec.Struct, frozen=True):
     rate: int
 
     @property
+    def most(self) -> int:
+        """What this claimant may use of the counter when nothing is used."""
+        return self.ref.ceiling - self.ref.reserved
+
+    @property
     def free(self) -> int:
-        """Room on the counter; negative while an overrun is not repaid."""
-        return self.ref.ceiling - self.state[0] - (self.state[1] if self.ref.kind in ("w", "o") else 0)
+        """Room on the counter; negative while an overrun is not repaid, or where only what is reserved is left."""
+        return self.most - self.state[0] - (self.state[1] if self.ref.kind in ("w", "o") else 0)
 
     @property
     def reason(self) -> Reason:
         """Why this counter refuses, given that it does."""
-        if self.needed > self.ref.ceiling:
+        if self.needed > self.most:
             return "too_large"
         if self.ref.kind == "o":
             return "concurrency"
         if self.ref.kind in ("b", "s"):
             return "rate"
-        return "exhausted" if self.needed > self.ref.ceiling - self.state[0] else "busy"
+        return "exhausted" if self.needed > self.most - self.state[0] else "busy"
 
     def room_at_ms(self, now_ms: int) -> int:
         """When there is room, at the soonest; FOR_EVER_MS: never."""
@@ -113,8 +119,8 @@ def explain(
         raise ValueError(f"no limit refuses: {reply}")
     worst = min(refusing, key=lambda claim: (REASONS.index(claim.reason), -claim.room_at_ms(reply.now_ms)))
     if worst.reason == "too_large":
-        fits = worst.fits(worst.ref.ceiling)
-        return too_large(worst.counter, worst.needed, -1 if fits is None else fits, show_figures)
+        fits = worst.fits(worst.most)
+        return too_large(worst.counter, worst.needed, -1 if fits is None else fits, worst.ref.reserved, show_figures)
     return _refusal(worst, reply.now_ms, _affordable(claims, want), show_figures)
 
 
@@ -132,14 +138,49 @@ def affordable_output_tokens(
     return _affordable(_claims(counters, refs, amounts, states, need=0, aim=aim, usd_rate=usd_rate), want)
 
 
-def too_large(counter: Counter, requested: int, fits_output_tokens: int, show_figures: bool = True) -> Refusal:
+def still_waiting(
+    i: int,
+    counters: Sequence[Counter],
+    refs: RefSet,
+    amounts: Sequence[int],
+    need: int,
+    want: int,
+    standing: tuple[tuple[int, int], int],
+    *,
+    aim: int = 0,
+    usd_rate: int = 0,
+    show_figures: bool = True,
+) -> Refusal:
+    """The refusal of a request that waits for the i-th counter behind others, so that the ledger cannot be asked for it. The rest as in `explain`.
+
+    standing: the counter's state when it last refused somebody, and that time in ms.
+    """
+    state, now_ms = standing
+    one = RefSet(refs.tree, refs.refs[i : i + 1])
+    claims = _claims(counters[i : i + 1], one, amounts[2 * i : 2 * i + 2], (state,), need=need, aim=aim, usd_rate=usd_rate)
+    return _refusal(claims[0], now_ms, _affordable(claims, want), show_figures)
+
+
+def shadowed(shadows: Sequence[tuple[int, int]], refs: RefSet, amounts: Sequence[int], need: int, reply: Reply) -> list[int]:
+    """Which counters would have refused a granted request, had their shadow limits been enforced: indices. shadows: (index, room) pairs."""
+    found = []
+    for i, room in shadows:
+        fixed, rate = amounts[2 * i], amounts[2 * i + 1]
+        state = reply.states[i]
+        before = state[0] + (state[1] if refs.refs[i].kind in ("w", "o") else 0) - amount(fixed, rate, reply.g)
+        if amount(fixed, rate, need) > max(room - before, 0):
+            found.append(i)
+    return found
+
+
+def too_large(counter: Counter, requested: int, fits_output_tokens: int, reserved: int = 0, show_figures: bool = True) -> Refusal:
     """The refusal of a request that can never fit: a refilling limit's capacity, or an empty window, is below it.
 
-    fits_output_tokens: the longest answer that would fit; negative if not even the input does.
+    fits_output_tokens: the longest answer that would fit; negative if not even the input does. reserved: kept from this claimant.
     """
     status, code, type_ = _ANSWERS["too_large"]
     limit = counter.ceiling
-    figures = f": Limit {show_amount(counter.unit, limit)}, Requested {show_amount(counter.unit, requested)}" if show_figures else ""
+    figures = f": {_limit(counter, limit, reserved)}, Requested {show_amount(counter.unit, requested)}" if show_figures else ""
     if limit == 0:
         hint = "This limit allows nothing."
     elif fits_output_tokens < 0:
@@ -147,7 +188,8 @@ def too_large(counter: Counter, requested: int, fits_output_tokens: int, show_fi
     else:
         hint = f"At most {fits_output_tokens} output tokens would fit." if show_figures else "Ask for fewer output tokens."
     message = f"Request too large for {_subject(counter)}{figures}. {hint}"
-    return Refusal("too_large", counter, status, code, type_, message, None, 0, 0, 0, requested, limit, max(fits_output_tokens, 0), name(counter))
+    fits = max(fits_output_tokens, 0)
+    return Refusal("too_large", counter, status, code, type_, message, None, 0, 0, 0, requested, limit, reserved, fits, name(counter))
 
 
 def _claims(
@@ -160,9 +202,12 @@ def _claims(
     aim: int,
     usd_rate: int,
 ) -> list[_Claim]:
+    """Of the counters that can refuse."""
     rates = {Unit.TOKENS: 1000, Unit.OUTPUT_TOKENS: 1000, Unit.USD: usd_rate} if aim else {}
     claims = []
     for i, (counter, ref, state) in enumerate(zip(counters, refs.refs, states, strict=True)):
+        if not counter.enforced:
+            continue
         fixed, rate = amounts[2 * i], amounts[2 * i + 1]
         needed = amount(fixed, rate, need)
         if ref.kind in ("b", "s"):
@@ -187,10 +232,8 @@ def _refusal(claim: _Claim, now_ms: int, affordable: int, show_figures: bool) ->
     resets_at_ms = 0 if reason == "concurrency" or room_at_ms == FOR_EVER_MS else room_at_ms
     figures = _figures(claim, used, held) if show_figures else ""
     message = f"{_LEADS[reason]} {_subject(counter)}{figures}. {_advice(retry_after_s, resets_at_ms)}"
-    limit = claim.ref.ceiling
-    return Refusal(
-        reason, counter, status, code, type_, message, retry_after_s, resets_at_ms, used, held, claim.needed, limit, affordable, name(counter)
-    )
+    figured = (used, held, claim.needed, claim.ref.ceiling, claim.ref.reserved, affordable)
+    return Refusal(reason, counter, status, code, type_, message, retry_after_s, resets_at_ms, *figured, name(counter))
 
 
 # -- in words -----------------------------------------------------------------------------------------------------------------------------
@@ -223,13 +266,18 @@ def _subject(counter: Counter) -> str:
 
 def _figures(claim: _Claim, used: int, held: int) -> str:
     unit = claim.counter.unit
-    limit, requested = show_amount(unit, claim.ref.ceiling), show_amount(unit, claim.needed)
+    limit, requested = _limit(claim.counter, claim.ref.ceiling, claim.ref.reserved), show_amount(unit, claim.needed)
     if claim.reason == "rate":
-        return f": Limit {limit}, Remaining {show_amount(unit, max(claim.free, 0))}, Requested {requested}"
+        return f": {limit}, Remaining {show_amount(unit, max(claim.free, 0))}, Requested {requested}"
     if claim.reason == "concurrency":
-        return f": Limit {limit}"
+        return f": {limit}"
     holding = f", Held {show_amount(unit, held)}" if held else ""
-    return f": Limit {limit}, Used {show_amount(unit, used)}{holding}, Requested at least {requested}"
+    return f": {limit}, Used {show_amount(unit, used)}{holding}, Requested at least {requested}"
+
+
+def _limit(counter: Counter, limit: int, reserved: int) -> str:
+    text = f"Limit {show_amount(counter.unit, limit)}"
+    return f"{text} ({show_share(round(1000 * reserved / limit) * (WHOLE // 1000))} reserved for higher priorities)" if reserved else text
 
 
 def _advice(retry_after_s: int | None, resets_at_ms: int) -> str:
@@ -237,7 +285,12 @@ def _advice(retry_after_s: int | None, resets_at_ms: int) -> str:
         return f"Please try again in {duration(retry_after_s * 1000)}."
     if not resets_at_ms:
         return "It does not reset."
-    return f"It resets at {datetime.fromtimestamp(resets_at_ms // 1000, UTC):%Y-%m-%dT%H:%M:%SZ}."
+    return f"It resets at {iso(resets_at_ms)}."
+
+
+def iso(time_ms: int) -> str:
+    """A time as people are told it: RFC 3339 in UTC, whole seconds."""
+    return f"{datetime.fromtimestamp(time_ms // 1000, UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def duration(length_ms: int) -> str:
@@ -254,42 +307,37 @@ def duration(length_ms: int) -> str:
 # -- headers ------------------------------------------------------------------------------------------------------------------------------
 
 
-_TOKENS, _REQUESTS = Unit.TOKENS, Unit.REQUESTS  # looking up a member of an enum costs as much as all else in the loop
-_REQUESTS_LINES = b"\r\nx-ratelimit-limit-requests: %d\r\nx-ratelimit-remaining-requests: %d", b"\r\nx-ratelimit-reset-requests: %b"
-_TOKENS_LINES = b"\r\nx-ratelimit-limit-tokens: %d\r\nx-ratelimit-remaining-tokens: %d", b"\r\nx-ratelimit-reset-tokens: %b"
-_Room = tuple[int, Ref, tuple[int, int]]  # remaining, counter, its state
+_FORMS = (  # of requests, of tokens
+    (b"\r\nx-ratelimit-limit-requests: %d\r\nx-ratelimit-remaining-requests: %d", b"\r\nx-ratelimit-reset-requests: %b"),
+    (b"\r\nx-ratelimit-limit-tokens: %d\r\nx-ratelimit-remaining-tokens: %d", b"\r\nx-ratelimit-reset-tokens: %b"),
+)
 
 
-def ratelimit_lines(counters: Sequence[Counter], refs: RefSet, reply: Reply) -> bytes:
+def ratelimit_lines(shown: Sequence[Sequence[int]], refs: RefSet, reply: Reply) -> bytes:
     """`x-ratelimit-{limit,remaining,reset}-{requests,tokens}` for the limit of each unit that has least room left, each line begun by CR LF.
 
-    On every answer, so written for speed. A limit that never resets has no reset header. Empty if the reply has no states.
+    shown: which counters are of requests, and which of tokens (`Template.shown`). What is reserved for others is no part of a limit here. On every
+    answer, so written for speed. A limit that never resets has no reset header. Empty if the reply has no states.
     """
-    requests: _Room | None = None
-    tokens: _Room | None = None
-    all_refs = refs.refs
-    for i, state in enumerate(reply.states):
-        unit = counters[i].unit
-        if unit is not _TOKENS and unit is not _REQUESTS:
-            continue
-        ref = all_refs[i]
-        remaining = ref.ceiling - state[0] - state[1] if ref.kind == "w" else ref.ceiling - state[0]
-        if unit is _TOKENS:
-            if tokens is None or remaining < tokens[0]:
-                tokens = remaining, ref, state
-        elif requests is None or remaining < requests[0]:
-            requests = remaining, ref, state
-    lines = b""
-    if requests is not None:
-        lines = _lines(_REQUESTS_LINES, requests, reply.now_ms)
-    if tokens is not None:
-        lines += _lines(_TOKENS_LINES, tokens, reply.now_ms)
+    lines, states, all_refs = b"", reply.states, refs.refs
+    if not states:
+        return lines
+    for forms, indices in zip(_FORMS, shown, strict=True):
+        least, tightest = FOR_EVER_MS, -1
+        for i in indices:
+            ref, state = all_refs[i], states[i]
+            remaining = ref.ceiling - ref.reserved - state[0]
+            if ref.kind == "w":
+                remaining -= state[1]
+            if remaining < least:
+                least, tightest = remaining, i
+        if tightest >= 0:
+            lines += _lines(forms, least, all_refs[tightest], states[tightest], reply.now_ms)
     return lines
 
 
-def _lines(forms: tuple[bytes, bytes], room: _Room, now_ms: int) -> bytes:
-    remaining, ref, state = room
-    lines = forms[0] % (ref.ceiling, remaining if remaining > 0 else 0)
+def _lines(forms: tuple[bytes, bytes], remaining: int, ref: Ref, state: tuple[int, int], now_ms: int) -> bytes:
+    lines = forms[0] % (ref.ceiling - ref.reserved, remaining if remaining > 0 else 0)
     if ref.kind == "b":
         reset_ms = -(-state[0] * ref.per_ms // ref.gain)
     elif ref.kind == "s":

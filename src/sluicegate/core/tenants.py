@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from sluicegate.core.limits import Limit, Unit
+from sluicegate.core.limits import Limit, Priority, Unit
 from sluicegate.core.prices import Price
 from sluicegate.core.windows import Window
 
@@ -22,6 +22,9 @@ class Scope(msgspec.Struct, frozen=True):
     name: str
 
 
+NO_CEILING = 2**52  # above every amount
+
+
 class Counter(msgspec.Struct, frozen=True):
     """What limits of equal identity (scope, unit, window, model filter) count in. `ceiling` is the tightest of them."""
 
@@ -29,10 +32,15 @@ class Counter(msgspec.Struct, frozen=True):
     unit: Unit
     window: Window
     models: frozenset[str] | None  # None: every model
-    ceiling: int  # the tightest enforced amount; for a bucket the smallest capacity (burst, else amount)
-    amount: int  # the smallest amount; for a bucket what it refills per period
-    limits: tuple[Limit, ...]
+    ceiling: int  # the tightest enforced size (of a bucket its capacity, else the amount); NO_CEILING where only shadow limits count here
+    amount: int  # the smallest amount of those that bind (of the shadow limits, where only they count here); for a bucket what it refills per period
+    limits: tuple[Limit, ...]  # in the order of the file
     key_prefix: str  # storage key up to the window label: `sg1:{acme}:c:acme/team-a:tokens:day` (whole where a window has no label)
+
+    @property
+    def enforced(self) -> bool:
+        """Whether it ever refuses anything."""
+        return self.ceiling < NO_CEILING
 
 
 class Proxy(msgspec.Struct, frozen=True):
@@ -114,6 +122,7 @@ class Key(msgspec.Struct, frozen=True):
     path: tuple[Scope, ...]
     models: frozenset[str] | None  # None: every model
     counters: tuple[Counter, ...]
+    priority: Priority | None = None  # None: nothing is reserved from it, and it waits like normal
 
 
 class Budget(msgspec.Struct, frozen=True):
@@ -128,6 +137,8 @@ class Budget(msgspec.Struct, frozen=True):
     unknown_outcome: Literal["charge", "input_only", "free"] = "charge"
     stop_lag_ms: int = 100
     show_figures: bool = True  # figures in refusals
+    queue_max_wait_ms: int = 0  # 0: refusals are told at once
+    queue_max_depth: int = 1000
 
 
 class Policy(msgspec.Struct, frozen=True):

@@ -109,6 +109,10 @@ def _as_text(record: Record) -> str:
         notes += " tried=" + ",".join([f"{attempt.deployment}:{attempt.outcome}" for attempt in record.attempts])
     if record.refusal:
         notes += f" refused={record.refusal}"
+    if record.shadow:
+        notes += f" shadow={_plain(record.shadow)}"
+    if record.waited_us:
+        notes += f" waited_ms={record.waited_us / 1000:.1f}"
     if record.truncated:
         notes += f" truncated={record.truncated}"
     if record.error:

@@ -87,10 +87,14 @@ class Counts(msgspec.Struct):
     refusals: dict[str, int] = {}  # by reason
     truncations: dict[str, int] = {}  # by why
     overruns: dict[str, int] = {}  # by deployment: reported output above what the meter allows for
+    shadow_refusals: dict[str, int] = {}  # by limit, without its owner's name
+    limit_warnings: dict[str, int] = {}  # likewise
+    waits: dict[str, Histogram] = {}  # by how they ended
     ledger: dict[str, Histogram] = {}  # by verb
     overhead: Histogram = msgspec.field(default_factory=lambda: Histogram.over(FAST_US))
     loop_lag: Histogram = msgspec.field(default_factory=lambda: Histogram.over(FAST_US))
     in_flight: int = 0
+    waiting: int = 0
     held_output_tokens: int = 0
     journal_backlog: int = 0
     journal_dropped: int = 0
@@ -109,13 +113,15 @@ class Counts(msgspec.Struct):
             known.total.add(upstream.total)
         for verb, histogram in other.ledger.items():
             self.ledger.setdefault(verb, Histogram.over(FAST_US)).add(histogram)
-        for name in ("refusals", "truncations", "overruns"):
+        for outcome, histogram in other.waits.items():
+            self.waits.setdefault(outcome, Histogram.over(SLOW_US)).add(histogram)
+        for name in ("refusals", "truncations", "overruns", "shadow_refusals", "limit_warnings"):
             table: dict[str, int] = getattr(self, name)
             for key, value in getattr(other, name).items():
                 table[key] = table.get(key, 0) + value
         self.overhead.add(other.overhead)
         self.loop_lag.add(other.loop_lag)
-        for name in ("in_flight", "held_output_tokens", "journal_backlog", "journal_dropped", "ledger_down", "workers"):
+        for name in ("in_flight", "waiting", "held_output_tokens", "journal_backlog", "journal_dropped", "ledger_down", "workers"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
@@ -126,8 +132,8 @@ _decode = msgspec.json.Decoder(Counts).decode
 class Metrics:
     """The integers of this worker.
 
-    `in_flight`, `held_output_tokens` and `ledger_up` are set by whoever knows: as they change, or in `refresh`, which is called before they are read,
-    also when a sibling asks. `journal` is asked then for (backlog, dropped).
+    `in_flight`, `waiting`, `held_output_tokens` and `ledger_up` are set by whoever knows: as they change, or in `refresh`, which is called before
+    they are read, also when a sibling asks. `journal` is asked then for (backlog, dropped).
     """
 
     def __init__(self, models: Callable[[str], bool], *, series_max: int = SERIES_MAX) -> None:
@@ -139,11 +145,15 @@ class Metrics:
         self._refusals: dict[str, int] = {}
         self._truncations: dict[str, int] = {}
         self._overruns: dict[str, int] = {}
+        self._shadow_refusals: dict[str, int] = {}
+        self._limit_warnings: dict[str, int] = {}
+        self._waits: dict[str, Histogram] = {}
         self._ledger: dict[str, Histogram] = {}
         self._overhead = Histogram.over(FAST_US)
         self._loop_lag = Histogram.over(FAST_US)
         self._uncounted: list[Record] = []
         self.in_flight = 0
+        self.waiting = 0
         self.held_output_tokens = 0
         self.ledger_up = True
         self.journal: Callable[[], tuple[int, int]] = lambda: (0, 0)
@@ -197,6 +207,20 @@ class Metrics:
         """An upstream reported more output than the meter's count explains."""
         self._count(self._overruns, deployment)
 
+    def shadow_refusal(self, limit: str) -> None:
+        """A limit in mode shadow would have refused a request."""
+        self._count(self._shadow_refusals, limit)
+
+    def limit_warning(self, limit: str) -> None:
+        """What is used of a limit has reached one of its marks."""
+        self._count(self._limit_warnings, limit)
+
+    def waited(self, outcome: str, waited_us: int) -> None:
+        """A request's wait for a limit ended."""
+        if outcome not in self._waits:
+            self._waits[outcome] = Histogram.over(SLOW_US)
+        self._waits[outcome].observe(waited_us)
+
     def counts(self) -> Counts:
         """The integers as they are now."""
         self._count_all()
@@ -208,10 +232,14 @@ class Metrics:
             self._refusals,
             self._truncations,
             self._overruns,
+            self._shadow_refusals,
+            self._limit_warnings,
+            self._waits,
             self._ledger,
             self._overhead,
             self._loop_lag,
             self.in_flight,
+            self.waiting,
             self.held_output_tokens,
             backlog,
             dropped,
@@ -326,6 +354,10 @@ class _Collector:
         yield _counter("sluicegate_refusals", "Requests refused by a limit.", "reason", counts.refusals)
         yield _counter("sluicegate_truncations", "Streams ended before their end.", "why", counts.truncations)
         yield _counter("sluicegate_meter_overruns", "Answers that were billed at more output than was metered.", "deployment", counts.overruns)
+        shadow = "Requests that a limit in mode shadow would have refused."
+        yield _counter("sluicegate_shadow_refusals", shadow, "limit", counts.shadow_refusals)
+        yield _counter("sluicegate_limit_warnings", "Warning marks that were reached.", "limit", counts.limit_warnings)
+        yield _histogram("sluicegate_wait_seconds", "Waits for a limit that was refusing (budget.queue).", "outcome", counts.waits)
         yield _histogram("sluicegate_ledger_seconds", "Time of ledger calls.", "verb", counts.ledger)
         firsts = {name: upstream.first_byte for name, upstream in counts.upstreams.items()}
         yield _histogram("sluicegate_upstream_first_byte_seconds", "Time until an upstream's first byte.", "deployment", firsts)
@@ -335,6 +367,7 @@ class _Collector:
         lag = "By how much timers of the event loop were late, looked at ten times a second."
         yield _histogram("sluicegate_loop_lag_seconds", lag, "", {"": counts.loop_lag})
         yield GaugeMetricFamily("sluicegate_in_flight", "Requests in progress.", counts.in_flight)
+        yield GaugeMetricFamily("sluicegate_waiting", "Requests that wait for a limit (budget.queue).", counts.waiting)
         yield GaugeMetricFamily("sluicegate_held_output_tokens", "Output tokens granted to requests in progress.", counts.held_output_tokens)
         yield GaugeMetricFamily("sluicegate_journal_backlog", "Settlements that the ledger has not acknowledged.", counts.journal_backlog)
         yield CounterMetricFamily("sluicegate_journal_dropped", "Settlements lost because neither disk nor memory took them.", counts.journal_dropped)

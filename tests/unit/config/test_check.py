@@ -149,6 +149,50 @@ def test_keys_without_a_limit_that_a_deployment_has() -> None:
     assert found == ["up/small has 100 tokens/minute, but acme/t/@b, acme/t/@c, acme/t/@d have no limit on tokens"]
 
 
+SHADOW = "{amount: 4, unit: usd, per: day, mode: shadow}"
+
+
+def test_a_shadow_limit_does_not_protect() -> None:
+    """It is told wherever it stands, once, and marked in the tables."""
+    tenants = f"{{acme: {{limits: [$5/day, {SHADOW}], keys: [{key('a')}, {key('b', '[{amount: 9, unit: requests, per: minute, mode: shadow}]')}]}}}}"
+    one = loaded(f"[{SHADOW}]", tenants)
+    assert warnings(one) == [
+        "organization acme: $4/day is in mode shadow: it counts and reports, and does not protect",
+        "key b: 9 requests/minute is in mode shadow: it counts and reports, and does not protect",
+        "deployment up/small: $4/day is in mode shadow: it counts and reports, and does not protect",
+    ]
+    text = shown(one)
+    assert "shadow: counts and reports only" in text
+    assert "key b requests/minute (shadow)" in text
+
+
+def test_shadow_limits_bound_nothing() -> None:
+    """A deployment's is not oversold, a key's holds nobody back, and calls without a price pass below one of dollars."""
+    tokens = "{amount: 5, unit: tokens, per: minute, mode: shadow}"
+    tenants = f"{{acme: {{keys: [{key('a', f'[{SHADOW}, {tokens}]')}]}}}}"
+    told = [line for line in warnings(loaded("[10 tokens/minute]", tenants, price="null")) if "does not protect" not in line]
+    assert told == ["up/small has 10 tokens/minute, but acme/@a has no limit on tokens"]
+    assert all("does not protect" in line for line in warnings(loaded(f"[{tokens}]", "{acme: {keys: [" + key("a") + "]}}")))
+
+
+def test_priorities_and_reserves_are_shown() -> None:
+    """Which key has which, and what a limit keeps from whom."""
+    limit = "{amount: 100, unit: requests, per: minute, reserve: {normal: 10%, low: 30%}}"
+    text = shown(loaded("[]", f"{{acme: {{limits: [{limit}], priority: low, keys: [{key('a')}]}}}}"))
+    assert "(priority low)" in text
+    assert "(10% kept from normal, 30% kept from low)" in text
+
+
+def test_a_wait_longer_than_the_drain_is_warned_about() -> None:
+    """A stopping server would cut it."""
+    tenants = f"{{acme: {{keys: [{key('a')}]}}}}"
+    more = "server: {drain: 5s}\nbudget: {queue: {max_wait: %s}}"
+    assert warnings(loaded("[]", tenants, more=more % "5s")) == []
+    assert warnings(loaded("[]", tenants, more=more % "6s")) == [
+        "budget.queue.max_wait: is longer than server.drain, so that a stopping server ends waits early"
+    ]
+
+
 def test_the_example_warns_of_nothing_but_its_plain_keys() -> None:
     """It is to be copied."""
     lines: list[Any] = warnings(load(EXAMPLE, {}))

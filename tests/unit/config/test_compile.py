@@ -32,6 +32,54 @@ def key_of(policy: Policy, secret: str) -> Key:
     return policy.keys[hashlib.sha256(secret.encode()).digest()]
 
 
+# -- priorities, shadows, marks, the queue ------------------------------------------------------------------------------------------------
+
+
+def test_priorities_are_inherited() -> None:
+    """A key has its own, else that of the nearest tenant above; where nobody says one, there is none."""
+    keys = [{"name": "own", "key": "sk-own", "priority": "high"}, {"name": "lab", "key": "sk-lab"}]
+    team = {"priority": "low", "keys": keys, "children": {"app": {"keys": [{"name": "deep", "key": "sk-deep"}]}}}
+    tenants = {"acme": {"keys": [{"name": "root", "key": "sk-root"}], "children": {"team": team}}}
+    policy = compiled(tenants=tenants)
+    assert {name: key_of(policy, f"sk-{name}").priority for name in ("root", "lab", "own", "deep")} == {
+        "root": None,
+        "lab": "low",
+        "own": "high",
+        "deep": "low",
+    }
+
+
+def test_windows_that_do_not_refill_take_the_marks_of_the_budget() -> None:
+    """80, 95 and 100 % by default; what a limit says itself stands; others have none. Deployments' and global limits too."""
+    written = ["5 tokens/day", {"amount": 7, "unit": "tokens", "per": "lifetime", "warn_at": [0.5]}, "5 tokens/minute", "5 concurrent"]
+    tenants = {"limits": written[:1], "acme": {"keys": [{"name": "lab", "key": "sk-lab", "limits": written}]}}
+    models = {"chat": {"deployments": [{"provider": "up", "model": "small", "limits": ["9 tokens/day"]}]}}
+
+    def marked(**more: Any) -> list[tuple[int, ...] | None]:
+        policy = compiled(models=models, tenants=tenants, **more)
+        counters = (*key_of(policy, "sk-lab").counters, *policy.models["chat"].deployments[0].counters)
+        return [limit.warn_at for counter in counters for limit in counter.limits]
+
+    usual = (800_000, 950_000, 1_000_000)
+    assert marked() == [usual, usual, (500_000,), None, None, usual]
+    assert marked(budget={"warn_at": []}) == [(), (), (500_000,), None, None, ()]
+
+
+def test_many_marks_on_one_counter_are_told() -> None:
+    """A ledger keeps a bit for each."""
+    eight = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8]
+    marks = [{"amount": 10**k, "unit": "tokens", "per": "day", "warn_at": eight} for k in range(3, 10)]
+    told = problems(tenants={"acme": {"keys": [{"name": "lab", "key": "sk-lab", "limits": marks}]}})
+    assert told == ["tenants: key lab tokens/day has 56 warning marks; 48 can be told apart"]
+
+
+def test_the_queue() -> None:
+    """Off, if nothing is said."""
+    assert compiled().budget.queue_max_wait_ms == 0
+    budget = compiled(budget={"queue": {"max_wait": "30s", "max_depth": 7}}).budget
+    assert (budget.queue_max_wait_ms, budget.queue_max_depth) == (30_000, 7)
+
+
 # -- tenants ------------------------------------------------------------------------------------------------------------------------------
 
 TREE = {

@@ -8,7 +8,7 @@ from ruamel.yaml import YAML
 
 from sluicegate.config import load_text
 from sluicegate.config.check import warnings
-from sluicegate.config.schema import Budget, Config, Deployment, Provider, Section, Server
+from sluicegate.config.schema import Budget, Config, Deployment, Key, Provider, Queue, Section, Server, Tenant
 from sluicegate.core.limits import parse
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -26,7 +26,7 @@ def test_the_configuration_shown_can_be_used() -> None:
     assert [line.split(":")[0] for line in warnings(loaded)] == ["tenants.acme.children.team-a.keys[1]"]
 
 
-@pytest.mark.parametrize("section", [Config, Server, Budget, Provider, Deployment])
+@pytest.mark.parametrize("section", [Config, Server, Budget, Queue, Provider, Deployment, Tenant, Key])
 def test_every_field_is_explained(section: type[Section]) -> None:
     """No field of the schema is missing from the page."""
     missing = [field.alias or name for name, field in section.model_fields.items() if not re.search(rf"\b{field.alias or name}\b", CONFIG)]
@@ -40,6 +40,8 @@ def test_short_forms_shown_are_read(text: str) -> None:
 
 
 def test_long_forms_shown_are_read() -> None:
-    """Each limit in the block of long forms is one."""
-    [block] = blocks(LIMITS)
-    assert [parse(one).amount for one in YAML(typ="safe", pure=True).load(block)] == [20_000, 5 * 10**9]
+    """Each limit in the blocks of long forms is one."""
+    yaml = YAML(typ="safe", pure=True)
+    long, shadow = blocks(LIMITS)
+    assert [parse(one).amount for one in yaml.load(long)] == [20_000, 5 * 10**9, 100, 4 * 10**9]
+    assert [parse(one).shadow for one in yaml.load(shadow)["limits"]] == [False, True]

@@ -8,9 +8,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluicegate.core.claims import Ref
-from sluicegate.core.counters import NEVER_MS, deployment_tree, group, name, quote, ref, refs, scope_name, valid_until_ms
+from sluicegate.core.counters import (
+    NEVER_MS,
+    deployment_tree,
+    group,
+    label,
+    marks,
+    name,
+    of_key,
+    quote,
+    ref,
+    refs,
+    room,
+    scope_name,
+    shadow_room,
+    valid_until_ms,
+)
 from sluicegate.core.limits import Limit, Unit, parse
-from sluicegate.core.tenants import Counter, Scope
+from sluicegate.core.tenants import NO_CEILING, Counter, Scope
 from sluicegate.core.windows import Bucket, Calendar, Fixed, Lifetime, Open, Sliding
 
 KEY = Scope("acme/team-a/@lab", "key", "lab")
@@ -118,6 +133,86 @@ def test_names_in_keys_are_quoted() -> None:
     assert deployment_tree("openai/ft:gpt-4o") == "d/openai/ft%3Agpt-4o"
 
 
+# -- shadows, reserves, marks -------------------------------------------------------------------------------------------------------------
+
+DAY = {"amount": 100, "unit": "tokens", "per": "day"}
+SHADOW = {"mode": "shadow"}
+
+
+def test_a_shadow_limit_shares_the_counter_of_an_enforced_one() -> None:
+    """Case 124: `$5/day` enforced and `$4/day` shadow count once; the ceiling is the enforced amount, whichever is written first."""
+    shadow = {"amount": 4, "unit": "usd", "per": "day"} | SHADOW
+    for written in (("$5/day", shadow), (shadow, "$5/day")):
+        (counter,) = counters(*written)
+        assert (counter.ceiling, counter.amount, counter.enforced) == (5 * 10**9, 5 * 10**9, True)
+        assert shadow_room(counter, None) == 4 * 10**9
+        assert ref(counter, NOW_MS).ceiling == 5 * 10**9
+
+
+@pytest.mark.parametrize("window", [{"per": "day"}, {"per": "30s"}, {"per": "lifetime"}, {"per": "minute", "window": "sliding"}])
+def test_shadow_limits_alone_have_no_ceiling(window: dict[str, str]) -> None:
+    """Nothing is ever refused by them, and the count is kept when one is enforced."""
+    (counter,) = counters({"amount": 100, "unit": "tokens"} | window | SHADOW)
+    assert (counter.ceiling, counter.enforced) == (NO_CEILING, False)
+    assert ref(counter, NOW_MS).ceiling == NO_CEILING
+    assert (room(counter, "low"), shadow_room(counter, "low")) == (NO_CEILING, 100)
+    assert counter.key_prefix == counters({"amount": 7, "unit": "tokens"} | window)[0].key_prefix
+
+
+def test_a_shadow_bucket_is_a_counter_of_its_own() -> None:
+    """Its refill is not that of an enforced bucket of the same length."""
+    enforced, shadow = counters("300 tokens/minute", {"amount": 60, "unit": "tokens", "per": "minute"} | SHADOW)
+    assert enforced.key_prefix.endswith(":tokens:bucket-1m")
+    assert shadow.key_prefix.endswith(":tokens:shadow-bucket-1m")
+    assert (ref(enforced, NOW_MS).gain, ref(enforced, NOW_MS).per_ms) == (1, 200)
+    assert (ref(shadow, NOW_MS).gain, ref(shadow, NOW_MS).per_ms, ref(shadow, NOW_MS).ceiling) == (1, 1000, NO_CEILING)
+
+
+@pytest.mark.parametrize("window", [{"per": "minute"}, {"per": "minute", "window": "sliding"}, {"per": "day"}, {}])
+def test_a_reserve_is_kept_from_lower_priorities(window: dict[str, str]) -> None:
+    """Of every kind of window; nothing is kept from the highest priority, nor from whoever has none."""
+    unit = "tokens" if window else "concurrent"
+    (counter,) = counters({"amount": 1000, "unit": unit, "reserve": {"normal": "10%", "low": "30%"}} | window)
+    found = {priority: ref(counter, NOW_MS, priority) for priority in (None, "high", "normal", "low")}
+    assert {one.ceiling for one in found.values()} == {1000}
+    assert {priority: one.reserved for priority, one in found.items()} == {None: 0, "high": 0, "normal": 100, "low": 300}
+
+
+def test_the_tightest_room_binds() -> None:
+    """Of limits that share a counter each has its reserve: the least that one of them leaves is what a claimant may use."""
+    (counter,) = counters(DAY | {"amount": 1000, "reserve": {"low": "60%"}}, DAY | {"amount": 500, "reserve": {"low": "10%"}})
+    assert (ref(counter, NOW_MS, "low").ceiling, ref(counter, NOW_MS, "low").reserved) == (500, 100)
+    assert ref(counter, NOW_MS, "normal").reserved == 0
+
+
+def test_marks_are_amounts_of_what_is_used() -> None:
+    """Rounded up, of all limits of a counter, in one ascending list; windows that refill have none."""
+    (counter,) = counters(DAY | {"amount": 15, "warn_at": [0.8, 1]}, DAY | {"amount": 12, "warn_at": [1]} | SHADOW)
+    assert ref(counter, NOW_MS).marks == (12, 15)
+    assert [(mark.amount, mark.share, mark.limit.shadow) for mark in marks(counter)] == [
+        (12, 800_000, False),
+        (15, 1_000_000, False),
+        (12, 1_000_000, True),
+    ]
+    assert ref(counters("5 tokens/minute")[0], NOW_MS).marks == ref(counters("5 tokens/day")[0], NOW_MS).marks == ()
+
+
+def test_marks_that_fall_together_are_one() -> None:
+    """Of a small limit the highest stands; a limit of 0 is never used."""
+    (counter,) = counters(DAY | {"amount": 1, "warn_at": [0.8, 0.95, 1]})
+    assert [(mark.amount, mark.share) for mark in marks(counter)] == [(1, 1_000_000)]
+    assert ref(counters(DAY | {"amount": 0, "warn_at": [0.8]})[0], NOW_MS).marks == ()
+
+
+@pytest.mark.parametrize("written", ["5 tokens/day", "5 tokens/minute", "5 tokens/lifetime", "5 concurrent"])
+def test_a_storage_key_leads_back_to_its_counter(written: str) -> None:
+    """With and without the label of a window; of another configuration's counter nothing is known."""
+    (counter,) = counters(written)
+    key = ref(counter, NOW_MS).key
+    assert of_key(key, {counter.key_prefix: counter}) is counter
+    assert of_key(key + "x:y", {counter.key_prefix: counter}) is None
+
+
 # -- at a time ----------------------------------------------------------------------------------------------------------------------------
 
 
@@ -202,3 +297,12 @@ def test_names_of_counters(written: Any, scope: Scope, words: str) -> None:
     (counter,) = counters(written, scope=scope)
     assert name(counter) == words
     assert words.startswith(scope_name(scope))
+
+
+def test_labels_for_metrics_name_nobody() -> None:
+    """As many as there are kinds of scope, units and windows, however many tenants there are."""
+    assert [label(counter) for counter in counters("5 tokens/minute", "4 concurrent", "$5/day")] == [
+        "key tokens/minute",
+        "key concurrent",
+        "key usd/day",
+    ]

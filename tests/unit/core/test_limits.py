@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluicegate.core.limits import AMOUNT_MAX, Limit, LimitError, Unit, parse, show_amount, show_period, show_window
+from sluicegate.core.limits import AMOUNT_MAX, Limit, LimitError, Unit, parse, show_amount, show_period, show_share, show_window
 from sluicegate.core.windows import Bucket, Calendar, Fixed, Lifetime, Open, Sliding, Window
 
 MINUTE, DAY, MONTH = Bucket(60_000), Calendar("day"), Calendar("month")
@@ -173,9 +173,26 @@ def test_refused_amounts(amount: Any) -> None:
         ({"models": "chat"}, "models"),
         ({"models": []}, "models"),
         ({"models": [5]}, "models"),
-        ({"mode": "shadow"}, "mode"),
-        ({"reserve": {"low": "30%"}}, "reserve"),
-        ({"warn_at": [0.8]}, "warn_at"),
+        ({"mode": "shaddow"}, "mode"),
+        ({"mode": True}, "mode"),
+        ({"reserve": "30%"}, "reserve"),
+        ({"reserve": {}}, "reserve"),
+        ({"reserve": {"high": "30%"}}, "reserve.high"),
+        ({"reserve": {"lowest": "30%"}}, "reserve.lowest"),
+        ({"reserve": {"low": 30}}, "reserve.low"),
+        ({"reserve": {"low": "0.3"}}, "reserve.low"),
+        ({"reserve": {"low": "101%"}}, "reserve.low"),
+        ({"reserve": {"low": "-1%"}}, "reserve.low"),
+        ({"reserve": {"normal": "30%", "low": "10%"}}, "reserve.low"),
+        ({"warn_at": 0.8}, "warn_at"),
+        ({"warn_at": [0]}, "warn_at"),
+        ({"warn_at": [80]}, "warn_at"),
+        ({"warn_at": ["0.8"]}, "warn_at"),
+        ({"warn_at": [True]}, "warn_at"),
+        ({"warn_at": [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9]}, "warn_at"),
+        ({"per": "minute", "warn_at": [0.8]}, "warn_at"),
+        ({"window": "sliding", "warn_at": [0.8]}, "warn_at"),
+        ({"unit": "concurrent", "per": None, "warn_at": [0.8]}, "warn_at"),
         ({"unit": "concurrent"}, "per"),
     ],
 )
@@ -184,6 +201,51 @@ def test_refused_fields(change: dict[str, Any], path: str) -> None:
     with pytest.raises(LimitError) as caught:
         parse({"amount": 5, "unit": "tokens", "per": "day"} | change, "limits[2]")
     assert caught.value.path == f"limits[2].{path}"
+
+
+def test_modes() -> None:
+    """A limit is enforced unless it says that it only counts and reports."""
+    tokens = {"amount": 5, "unit": "tokens", "per": "day"}
+    assert not parse("5 tokens/day").shadow
+    assert not parse(tokens | {"mode": "enforce"}).shadow
+    assert parse(tokens | {"mode": "shadow"}).shadow
+
+
+@pytest.mark.parametrize(
+    ("written", "rooms"),
+    [
+        (None, [1000, 1000, 1000, 1000]),
+        ({"normal": "10%", "low": "30%"}, [1000, 1000, 900, 700]),
+        ({"low": "12.5 %"}, [1000, 1000, 1000, 875]),
+        ({"normal": "25%"}, [1000, 1000, 750, 750]),
+        ({"normal": "0%", "low": "100%"}, [1000, 1000, 1000, 0]),
+    ],
+)
+def test_reserves(written: object, rooms: list[int]) -> None:
+    """What is kept from a priority is a share of the amount; from low at least what is kept from normal; without a priority nothing."""
+    limit = parse({"amount": 1000, "unit": "tokens", "per": "day", "reserve": written})
+    assert [limit.room(priority) for priority in (None, "high", "normal", "low")] == rooms
+
+
+def test_a_buckets_reserve_is_a_share_of_its_capacity() -> None:
+    """What it holds when it is full, not what it refills by."""
+    limit = parse({"amount": 60, "unit": "requests", "per": "minute", "burst": 200, "reserve": {"low": "30%"}})
+    assert (limit.size, limit.room("low")) == (200, 140)
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [([], ()), ([0.8, 0.95, 1.0], (800_000, 950_000, 1_000_000)), ([Decimal("1.5"), 1, 0.8, 1], (800_000, 1_000_000, 1_500_000)), (None, None)],
+)
+def test_warning_marks(written: object, read: tuple[int, ...] | None) -> None:
+    """Parts of the amount, ascending, each once; none and not given differ."""
+    assert parse({"amount": 5, "unit": "usd", "per": "month", "warn_at": written}).warn_at == read
+
+
+@pytest.mark.parametrize(("share", "shown"), [(300_000, "30%"), (125_000, "12.5%"), (1_000_000, "100%"), (1_500_000, "150%")])
+def test_shares_in_words(share: int, shown: str) -> None:
+    """In percent."""
+    assert show_share(share) == shown
 
 
 @pytest.mark.parametrize("written", [None, 5, True, ["5 tokens/day"]])

@@ -6,7 +6,7 @@ import pytest
 
 from sluicegate.core.counters import group
 from sluicegate.core.estimate import Figures
-from sluicegate.core.limits import parse
+from sluicegate.core.limits import Priority, parse
 from sluicegate.core.plan import Plans, Template, fit, refills
 from sluicegate.core.prices import Price, cost_nano_usd
 from sluicegate.core.rules import amount
@@ -18,8 +18,8 @@ PRICE = Price(500_000, 1_000_000)  # 500 and 1000 nano-USD per token
 NOW_MS = 1_800_000_000_000
 
 
-def template(*limits: Any, model: str | None = "chat") -> Template:
-    return Template("acme", group("acme", KEY, [parse(limit) for limit in limits]), model)
+def template(*limits: Any, model: str | None = "chat", priority: Priority | None = None) -> Template:
+    return Template("acme", group("acme", KEY, [parse(limit) for limit in limits]), model, priority)
 
 
 def figures(estimate: int = 10, bound: int = 20, *, choices: int = 1, need: int = 16, aim: int = 100, want: int = 400) -> Figures:
@@ -167,6 +167,42 @@ def test_embeddings_fit_by_their_input() -> None:
     assert fit(template("19 tokens/day"), asked, PRICE, False) is not None
 
 
+@pytest.mark.parametrize(("priority", "fits"), [(None, True), ("high", True), ("normal", True), ("low", False)])
+def test_what_is_reserved_never_fits(priority: Priority | None, fits: bool) -> None:
+    """A request that only fits into what is kept from its priority is told so at once, with what would fit."""
+    limit = {"amount": 50, "unit": "tokens", "per": "day", "reserve": {"normal": "28%", "low": "30%"}}
+    misfit = fit(template(limit, priority=priority), figures(), PRICE, True)
+    assert (misfit is None) == fits
+    assert misfit is None or (misfit.requested, misfit.fits_output_tokens, misfit.reserved) == (36, 15, 15)
+
+
+def test_without_a_cap_the_request_is_made_to_fit_beside_the_reserve() -> None:
+    """What the claimant may use of the smallest refilling limit."""
+    asked = figures()
+    limit = {"amount": 100, "unit": "tokens", "per": "minute", "reserve": {"low": "40%"}}
+    assert fit(template(limit, priority="low"), asked, PRICE, False) is None
+    assert (asked.want, asked.aim) == (50, 50)
+
+
+SHADOW = {"amount": 5, "unit": "tokens", "per": "minute", "mode": "shadow"}
+
+
+def test_shadow_limits_claim_and_never_refuse() -> None:
+    """They stand among the claims like others, and are left out where requests are refused and where remaining room is told."""
+    found = template("9 requests/minute", SHADOW, "1000 tokens/day")
+    assert found.amounts(figures(), PRICE, 1) == (1, 0, 110, 0, 20, 1000)
+    assert fit(found, figures(), PRICE, True) is None
+    assert (found.shadows, found.shown) == (((1, 5),), ((0,), (2,)))
+    assert template("9 requests/minute").shadows == ()
+
+
+def test_only_an_enforced_dollar_limit_needs_a_price() -> None:
+    """A shadow limit of dollars counts a call without a price as free; one with a price at its price."""
+    shadow = template({"amount": 1, "unit": "usd", "per": "day", "mode": "shadow"})
+    assert (shadow.needs_price, template("$1/day").needs_price, template("5 tokens/day").needs_price) == (False, True, False)
+    assert shadow.amounts(figures(), PRICE, 1) == template("$1/day").amounts(figures(), PRICE, 1)
+
+
 # -- kept per key and model ---------------------------------------------------------------------------------------------------------------
 
 
@@ -180,6 +216,7 @@ def test_plans_are_made_once() -> None:
     plans = Plans()
     assert plans.of(key, chat) is plans.of(key, chat)
     assert plans.of(key, chat) is not plans.of(key, other)
-    assert plans.of_deployment(deployment) is plans.of_deployment(deployment)
-    assert plans.of_deployment(deployment).tree == "d/p/m"
+    assert plans.of_deployment(deployment, "low") is plans.of_deployment(deployment, "low")
+    assert plans.of_deployment(deployment, "low") is not plans.of_deployment(deployment, None)
+    assert plans.of_deployment(deployment, None).tree == "d/p/m"
     assert [refills(counter) for counter in key.counters] == [False, True]

@@ -11,8 +11,20 @@ from hypothesis import strategies as st
 from sluicegate.core import rules
 from sluicegate.core.claims import Admission, RefSet, Reply
 from sluicegate.core.counters import group, refs
-from sluicegate.core.limits import Limit, parse
-from sluicegate.core.refusals import REASONS, Refusal, affordable_output_tokens, duration, explain, ratelimit_lines, too_large
+from sluicegate.core.limits import Limit, Priority, parse
+from sluicegate.core.plan import Template
+from sluicegate.core.refusals import (
+    REASONS,
+    Refusal,
+    affordable_output_tokens,
+    duration,
+    explain,
+    iso,
+    ratelimit_lines,
+    shadowed,
+    still_waiting,
+    too_large,
+)
 from sluicegate.core.tenants import Counter, Scope
 from sluicegate.ledger.memory import MemoryBook
 
@@ -23,9 +35,12 @@ KEY, ORGANIZATION = Scope("acme/@tight", "key", "tight"), Scope("acme", "organiz
 class Case:
     """Limits of a key and of its organization in given states, and what a request asks of each."""
 
-    def __init__(self, *limits: tuple[str | dict[str, Any], tuple[int, int], tuple[int, int]], scope: Scope = KEY) -> None:
+    def __init__(
+        self, *limits: tuple[str | dict[str, Any], tuple[int, int], tuple[int, int]], scope: Scope = KEY, priority: Priority | None = None
+    ) -> None:
         self.counters: tuple[Counter, ...] = tuple(group("acme", scope, [parse(one)])[0] for one, _, _ in limits)
-        self.refs: RefSet = refs("acme", self.counters, NOW_MS)
+        self.refs: RefSet = refs("acme", self.counters, NOW_MS, priority)
+        self.template = Template("acme", self.counters, None, priority)
         self.states = tuple(state for _, state, _ in limits)
         self.amounts = tuple(figure for _, _, pair in limits for figure in pair)
 
@@ -302,6 +317,158 @@ def test_a_limit_of_nothing_lets_what_costs_nothing_pass() -> None:
     assert rules.admit(book, free).states == ((0, 0), (0, 0), (0, 6))
 
 
+# -- reserve and shadow -------------------------------------------------------------------------------------------------------------------
+
+RESERVE = {"reserve": {"normal": "10%", "low": "30%"}}
+
+
+@pytest.mark.parametrize(
+    ("limit", "state", "claim", "message"),
+    [
+        (
+            {"amount": 300, "unit": "tokens", "per": "minute"},
+            (144, 0),
+            (148, 0),
+            "Rate limit reached for key tight on tokens per min (TPM): Limit 300 (30% reserved for higher priorities), Remaining 66, "
+            "Requested 148. Please try again in 17s.",
+        ),
+        (
+            {"amount": 1000, "unit": "tokens", "per": "day"},
+            (500, 190),
+            (10, 1000),
+            "Budget in use by other requests in flight for key tight on tokens per day (TPD): Limit 1000 (30% reserved for higher priorities), "
+            "Used 500, Held 190, Requested at least 26. Please try again in 1s.",
+        ),
+        (
+            {"amount": 1000, "unit": "tokens", "per": "day"},
+            (690, 0),
+            (10, 1000),
+            "Budget exceeded for key tight on tokens per day (TPD): Limit 1000 (30% reserved for higher priorities), Used 690, "
+            "Requested at least 26. It resets at 2026-12-01T00:00:00Z.",
+        ),
+        (
+            {"amount": 8, "unit": "concurrent"},
+            (0, 6),
+            (1, 0),
+            "Too many requests in flight for key tight on requests at a time: Limit 8 (25% reserved for higher priorities). Please try again in 1s.",
+        ),
+    ],
+)
+def test_a_refusal_names_what_is_reserved(limit: dict[str, Any], state: tuple[int, int], claim: tuple[int, int], message: str) -> None:
+    """The limit, and the share of it that is kept from the claimant's priority; who is above it is granted."""
+    refusal = Case((limit | RESERVE, state, claim), priority="low").refused()
+    assert refusal.message == message
+    assert refusal.reserved > 0
+    with pytest.raises(ValueError, match="no limit refuses"):
+        Case((limit | RESERVE, state, claim), priority="high").refused()
+
+
+def test_what_is_reserved_is_too_large_for_ever() -> None:
+    """A claim that only the reserve could hold will never fit, and the answer says what would."""
+    limit = {"amount": 300, "unit": "tokens", "per": "minute"} | RESERVE
+    refusal = Case((limit, (0, 0), (227, 0)), priority="low").refused(aim=16)
+    assert (refusal.reason, refusal.limit, refusal.reserved) == ("too_large", 300, 90)
+    assert refusal.message == (
+        "Request too large for key tight on tokens per min (TPM): Limit 300 (30% reserved for higher priorities), Requested 227. "
+        "The input must be shorter."
+    )
+    assert "reserved" not in Case((limit, (0, 0), (526, 0))).refused(aim=16).message
+
+
+def test_headers_tell_what_the_claimant_may_use() -> None:
+    """What is reserved for others is neither its limit nor remaining."""
+    case = Case(({"amount": 100, "unit": "requests", "per": "day"} | RESERVE, (65, 1), (1, 0)), priority="low")
+    assert ratelimit_headers(case.template.shown, case.refs, Reply("granted", NOW_MS, states=case.states))[:2] == [
+        (b"x-ratelimit-limit-requests", b"70"),
+        (b"x-ratelimit-remaining-requests", b"4"),
+    ]
+
+
+def shadow(limit: str) -> dict[str, Any]:
+    amount, _, per = limit.partition(" tokens/")
+    return {"amount": int(amount), "unit": "tokens", "per": per, "mode": "shadow"}
+
+
+def test_headers_never_describe_a_shadow_limit() -> None:
+    """However little of it is left."""
+    case = Case((shadow("100 tokens/day"), (99, 1), (1, 0)), ("300 tokens/day", (10, 0), (1, 0)))
+    assert dict(ratelimit_headers(case.template.shown, case.refs, Reply("granted", NOW_MS, states=case.states)))[
+        b"x-ratelimit-remaining-tokens"
+    ] == b"290"
+    alone = Case((shadow("100 tokens/day"), (99, 1), (1, 0)))
+    assert ratelimit_headers(alone.template.shown, alone.refs, Reply("granted", NOW_MS, states=alone.states)) == []
+
+
+@pytest.mark.parametrize(
+    ("limit", "claim", "state", "found"),
+    [
+        (shadow("100 tokens/day"), (10, 1000), (74, 36), False),  # 26 asked for at least, 26 were left
+        (shadow("100 tokens/day"), (10, 1000), (75, 36), True),
+        (shadow("100 tokens/day"), (10, 1000), (40, 60), False),  # enforced, the answer would have been shorter
+        (shadow("100 tokens/day"), (0, 0), (500, 36), False),  # takes nothing
+        (shadow("100 tokens/minute"), (26, 0), (100, 0), False),
+        (shadow("100 tokens/minute"), (26, 0), (101, 0), True),
+        (shadow("25 tokens/day"), (10, 1000), (0, 36), True),  # would never fit
+        ({"amount": 2, "unit": "concurrent", "mode": "shadow"}, (1, 0), (0, 2), False),
+        ({"amount": 2, "unit": "concurrent", "mode": "shadow"}, (1, 0), (0, 3), True),
+        ({"amount": 9, "unit": "requests", "per": "minute", "window": "sliding", "mode": "shadow"}, (1, 0), (9, 5000), False),
+        ({"amount": 9, "unit": "requests", "per": "minute", "window": "sliding", "mode": "shadow"}, (1, 0), (10, 5000), True),
+        ("100 tokens/day", (10, 1000), (500, 36), False),
+    ],
+)
+def test_what_a_shadow_limit_would_have_refused(limit: str | dict[str, Any], claim: tuple[int, int], state: tuple[int, int], found: bool) -> None:
+    """Told from the states after the grant: at least `need`, or a constant claim, would not have fitted."""
+    case = Case((limit, state, claim))
+    reply = Reply("granted", NOW_MS, 26, 26, states=case.states)
+    assert shadowed(case.template.shadows, case.refs, case.amounts, 16, reply) == ([0] if found else [])
+
+
+def test_a_shadow_limit_beside_an_enforced_one_is_looked_at_by_its_own_amount() -> None:
+    """One counter, two amounts: the small one would have refused, the large one grants."""
+    counters = group("acme", KEY, [parse("1000 tokens/day"), parse(shadow("100 tokens/day"))])
+    template, refset = Template("acme", counters, None), refs("acme", counters, NOW_MS)
+    reply = Reply("granted", NOW_MS, 16, 16, states=((100, 26),))
+    assert shadowed(template.shadows, refset, (10, 1000), 16, reply) == [0]
+    assert dict(ratelimit_headers(template.shown, refset, reply))[b"x-ratelimit-remaining-tokens"] == b"874"
+
+
+def test_affordable_is_asked_of_limits_that_bind() -> None:
+    """A shadow limit affords everything."""
+    case = Case((shadow("100 tokens/day"), (99, 0), (10, 1000)), ("300 tokens/day", (240, 0), (10, 1000)))
+    assert affordable_output_tokens(case.counters, case.refs, case.amounts, 400, case.states) == 50
+    alone = Case((shadow("100 tokens/day"), (99, 0), (10, 1000)))
+    assert affordable_output_tokens(alone.counters, alone.refs, alone.amounts, 400, alone.states) == 400
+
+
+# -- waiting behind others ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("limit", "state", "claim", "reason", "retry_after_s"),
+    [
+        ("100 tokens/day", (20, 70), (10, 1000), "busy", 1),
+        ("100 tokens/day", (20, 10), (10, 1000), "busy", 1),  # would fit, if others were not ahead
+        ("100 tokens/day", (90, 0), (10, 1000), "exhausted", None),
+        ("60 tokens/minute", (60, 0), (26, 0), "rate", 26),
+        ("60 tokens/minute", (0, 0), (26, 0), "rate", 1),
+        ("2 concurrent", (0, 2), (1, 0), "concurrency", 1),
+    ],
+)
+def test_who_waited_behind_others_is_told_of_their_counter(
+    limit: str, state: tuple[int, int], claim: tuple[int, int], reason: str, retry_after_s: int | None
+) -> None:
+    """By the state in which it last refused somebody, with the request's own figures."""
+    case = Case(("500 requests/day", (1, 0), (1, 0)), (limit, (0, 0), claim))
+    refusal = still_waiting(1, case.counters, case.refs, case.amounts, 16, 400, (state, NOW_MS), aim=16)
+    assert (refusal.reason, refusal.retry_after_s, refusal.counter) == (reason, retry_after_s, case.counters[1])
+    assert refusal.requested == claim[0] + (16 if claim[1] else 0)
+
+
+def test_times_in_words() -> None:
+    """RFC 3339, whole seconds."""
+    assert iso(NOW_MS + 999) == "2026-11-30T14:59:50Z"
+
+
 # -- headers ------------------------------------------------------------------------------------------------------------------------------
 
 
@@ -319,7 +486,7 @@ def test_headers_describe_the_tightest_limit_of_each_unit() -> None:
         ("$5/day", (1, 1), (1, 0)),
         ("9 concurrent", (0, 2), (1, 0)),
     )
-    assert ratelimit_headers(case.counters, case.refs, Reply("granted", NOW_MS, states=case.states)) == [
+    assert ratelimit_headers(case.template.shown, case.refs, Reply("granted", NOW_MS, states=case.states)) == [
         (b"x-ratelimit-limit-requests", b"120"),
         (b"x-ratelimit-remaining-requests", b"117"),
         (b"x-ratelimit-reset-requests", b"2s"),
@@ -332,21 +499,21 @@ def test_headers_describe_the_tightest_limit_of_each_unit() -> None:
 def test_remaining_goes_down() -> None:
     """Case 28: each granted request leaves less, and what is overdrawn is none."""
     counters = group("acme", KEY, [parse("10 requests/minute")])
-    book, refset = MemoryBook("expired_held"), refs("acme", counters, NOW_MS)
+    book, refset, shown = MemoryBook("expired_held"), refs("acme", counters, NOW_MS), Template("acme", counters, None).shown
     book.now_ms = NOW_MS
     left = []
     for number in range(3):
         reply = rules.admit(book, Admission(f"hold-{number}", refset, (1, 0), 0, 0, 0, 30_000, ""))
-        left.append(dict(ratelimit_headers(counters, refset, reply))[b"x-ratelimit-remaining-requests"])
+        left.append(dict(ratelimit_headers(shown, refset, reply))[b"x-ratelimit-remaining-requests"])
     assert left == [b"9", b"8", b"7"]
     overdrawn = Reply("refused", NOW_MS, states=((12, 0),))
-    assert dict(ratelimit_headers(counters, refset, overdrawn))[b"x-ratelimit-remaining-requests"] == b"0"
+    assert dict(ratelimit_headers(shown, refset, overdrawn))[b"x-ratelimit-remaining-requests"] == b"0"
 
 
 def test_a_limit_that_never_resets_has_no_reset_header() -> None:
     """There is no time to name."""
     case = Case(("300 tokens/lifetime", (234, 0), (148, 0)))
-    assert [name for name, _ in ratelimit_headers(case.counters, case.refs, Reply("granted", NOW_MS, states=case.states))] == [
+    assert [name for name, _ in ratelimit_headers(case.template.shown, case.refs, Reply("granted", NOW_MS, states=case.states))] == [
         b"x-ratelimit-limit-tokens",
         b"x-ratelimit-remaining-tokens",
     ]
@@ -355,7 +522,7 @@ def test_a_limit_that_never_resets_has_no_reset_header() -> None:
 def test_no_states_no_headers() -> None:
     """A reply without states (a stale window) says nothing of room."""
     case = Case(("300 tokens/minute", (234, 0), (148, 0)))
-    assert ratelimit_headers(case.counters, case.refs, Reply("stale_window", NOW_MS)) == []
+    assert ratelimit_headers(case.template.shown, case.refs, Reply("stale_window", NOW_MS)) == []
 
 
 @pytest.mark.parametrize(

@@ -201,10 +201,13 @@ def test_text_line(pipe: Pipe) -> None:
         stream=True,
         client_gone=True,
         attempts=(Attempt("a/b", "429"), Attempt("c/d", "timeout")),
+        shadow="key a tokens/day",
+        waited_us=1_500_000,
     )
     assert lines("text", pipe, RECORD, odd) == [
         "200 acme/@laptop chat openai/gpt in=100 out=30 usd=0.000012 ms=12.3 req_1",
-        "429 - - - in=0 out=0 usd=0.000000 ms=0.0 tried=a/b:429,c/d:timeout refused=rate truncated=budget error=rate_limit_exceeded"
+        "429 - - - in=0 out=0 usd=0.000000 ms=0.0 tried=a/b:429,c/d:timeout refused=rate shadow='key a tokens/day' waited_ms=1500.0"
+        " truncated=budget error=rate_limit_exceeded"
         " stream client_gone req_2",
     ]
 

@@ -70,11 +70,30 @@ def test_refusals_truncations_and_overruns(metrics: Metrics) -> None:
     metrics.observe(record(status=429, refusal="rate", deployment=""))
     metrics.observe(served(truncated="budget"))
     metrics.overrun("a/b")
+    metrics.shadow_refusal("key tokens/day")
+    metrics.limit_warning("team usd/month")
     found = shown(metrics)
     assert found["sluicegate_refusals_total", "rate"] == 1
     assert found["sluicegate_truncations_total", "budget"] == 1
     assert found["sluicegate_meter_overruns_total", "a/b"] == 1
+    assert found["sluicegate_shadow_refusals_total", "key tokens/day"] == 1
+    assert found["sluicegate_limit_warnings_total", "team usd/month"] == 1
     assert found["sluicegate_requests_total", "", "chat", "429"] == 1
+
+
+def test_waits(metrics: Metrics) -> None:
+    """Waits for a limit by how they ended, with their length; how many wait now; all workers together."""
+    metrics.waited("served", 40_000)
+    metrics.waited("served", 2_000)
+    metrics.waited("full", 0)
+    metrics.waiting = 3
+    total = metrics.counts()
+    total.add(metrics.counts())
+    found = samples(render(total))
+    assert found["sluicegate_wait_seconds_count", "served"] == 4
+    assert found["sluicegate_wait_seconds_sum", "served"] == pytest.approx(0.084)
+    assert found["sluicegate_wait_seconds_count", "full"] == 2
+    assert found["sluicegate_waiting",] == 6
 
 
 def test_latencies(metrics: Metrics) -> None:

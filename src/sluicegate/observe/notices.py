@@ -1,0 +1,72 @@
+"""What an operator is told beside records: one count each, and a log line where it is rare.
+
+Invariant: nothing here is on the path of a request that has nothing to tell.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+import structlog
+
+from sluicegate.core.claims import Ref, RefSet, Reply
+from sluicegate.core.counters import label, marks, of_key
+from sluicegate.core.limits import show_amount, show_share
+from sluicegate.core.refusals import iso
+from sluicegate.core.tenants import Counter
+from sluicegate.observe.metrics import Metrics
+
+log = structlog.get_logger("notices")
+
+
+class Notices:
+    """One per worker."""
+
+    def __init__(self, metrics: Metrics, counters: Iterable[Counter], peek: "Callable[[RefSet], asyncio.Future[Reply]]") -> None:
+        """counters: all of the policy. peek: reads states from the ledger."""
+        self._metrics = metrics
+        self._counters = {counter.key_prefix: counter for counter in counters}
+        self._peek = peek
+
+    def shadow(self, counter: Counter) -> None:
+        """A request was granted that a limit in mode shadow would have refused. Its record names the limit."""
+        self._metrics.shadow_refusal(label(counter))
+
+    def overrun(self, deployment: str) -> None:
+        """An upstream billed more output than it showed."""
+        log.warning("deployment is capped from now on: it bills more than it shows", deployment=deployment)
+        self._metrics.overrun(deployment)
+
+    def waited(self, outcome: str, waited_us: int) -> None:
+        """A wait for a limit ended: served, refused, left (the client), failed (the ledger); or the line was full."""
+        self._metrics.waited(outcome, waited_us)
+
+    def on_marks(self, refs: RefSet, reached: tuple[tuple[int, int], ...]) -> None:
+        """What is used of a limit has reached a mark: pairs of the counter's index and the mark's. Each is told once per window, by one worker."""
+        peeked = self._peek(refs)
+
+        def tell(done: "asyncio.Future[Reply]") -> None:
+            known = not done.cancelled() and done.exception() is None
+            for i, mark in reached:
+                ref = refs.refs[i]
+                at = ref.marks[mark]
+                self._warn(ref, at, max(at, done.result().states[i][0]) if known else at)
+
+        peeked.add_done_callback(tell)
+
+    def _warn(self, ref: Ref, at: int, used: int) -> None:
+        counter = of_key(ref.key, self._counters)
+        for mark in marks(counter) if counter is not None else ():
+            if counter is None or mark.amount != at:
+                continue  # of another amount, or of one that was changed meanwhile
+            limit, unit = mark.limit, counter.unit
+            log.warning(
+                "limit warning",
+                scope=counter.scope.id,
+                limit=limit.text,
+                percent=show_share(mark.share),
+                used=show_amount(unit, used),
+                amount=show_amount(unit, limit.amount),
+                resets_at=iso(ref.end_ms) if ref.end_ms else None,
+                **({"mode": "shadow"} if limit.shadow else {}),
+            )
+            self._metrics.limit_warning(label(counter))
