@@ -392,9 +392,10 @@ def shadow(limit: str) -> dict[str, Any]:
 def test_headers_never_describe_a_shadow_limit() -> None:
     """However little of it is left."""
     case = Case((shadow("100 tokens/day"), (99, 1), (1, 0)), ("300 tokens/day", (10, 0), (1, 0)))
-    assert dict(ratelimit_headers(case.template.shown, case.refs, Reply("granted", NOW_MS, states=case.states)))[
-        b"x-ratelimit-remaining-tokens"
-    ] == b"290"
+    assert (
+        dict(ratelimit_headers(case.template.shown, case.refs, Reply("granted", NOW_MS, states=case.states)))[b"x-ratelimit-remaining-tokens"]
+        == b"290"
+    )
     alone = Case((shadow("100 tokens/day"), (99, 1), (1, 0)))
     assert ratelimit_headers(alone.template.shown, alone.refs, Reply("granted", NOW_MS, states=alone.states)) == []
 
