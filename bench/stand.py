@@ -72,7 +72,7 @@ class Link:
     def __init__(self, port: int) -> None:
         self.delay_s = 0.0
         self.swallow = False
-        self._target = port
+        self.target = port  # where new connections lead
         self._loop = asyncio.new_event_loop()
         self._ready = threading.Event()
         self._wires: set[_Wire] = set()
@@ -120,7 +120,7 @@ class _Wire(asyncio.Protocol):
 
     async def _connect(self) -> None:
         try:
-            _, wire = await self._loop.create_connection(lambda: _Wire(self._link, self._loop, self), "127.0.0.1", self._link._target)
+            _, wire = await self._loop.create_connection(lambda: _Wire(self._link, self._loop, self), "127.0.0.1", self._link.target)
         except OSError:
             self.transport.abort()
             return
@@ -155,10 +155,11 @@ class _Wire(asyncio.Protocol):
 class Redis:
     """A Redis whose data survive a restart or do not."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, name: str = "redis") -> None:
         self.port = free_port()
         self.url = f"redis://127.0.0.1:{self.port}/0"
-        self._directory = directory
+        self._directory = directory / name
+        self._directory.mkdir()
         self._child: Child | None = None
         self.start()
 
@@ -199,6 +200,21 @@ class Redis:
             self._dump.unlink(missing_ok=True)
         time.sleep(away_s)
         self.start()
+
+    @contextlib.contextmanager
+    def followed(self, standby: "Redis") -> Iterator[Link]:
+        """Replicates to a standby over a link, which can be held up."""
+        link = Link(self.port)
+        try:
+            standby.client.replicaof("127.0.0.1", str(link.port))
+            deadline = time.monotonic() + 20
+            while standby.client.info("replication").get("master_link_status") != "up":
+                if time.monotonic() > deadline:
+                    raise TimeoutError("the standby does not follow")
+                time.sleep(0.05)
+            yield link
+        finally:
+            link.close()
 
     def snapshot(self) -> None:
         """Remembers the present data, for `restore`."""
@@ -321,6 +337,7 @@ class Stand:
     def __init__(self, shape: Shape, *, gateways: bool = True) -> None:
         self.shape = shape
         self._gateways = gateways
+        self._servers = 1  # Redis servers so far
         self.mocks: dict[str, Mock] = {}
         self.replicas: list[Replica] = []
         self._stack = contextlib.ExitStack()
@@ -340,8 +357,7 @@ class Stand:
 
     def _start(self) -> None:
         self.directory = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="sg")))
-        self.redis = Redis(self.directory)
-        self._stack.callback(self.redis.stop)
+        self.redis = self._redis("redis")
         for name, options in self.shape.mocks.items():
             home = self.directory / name
             home.mkdir()
@@ -353,6 +369,26 @@ class Stand:
             mock.wait_until(lambda mock=mock: answers(f"{mock.url}/mock/stats"))  # type: ignore[misc]
         for replica in self.replicas:
             replica.wait_ready()
+
+    def _redis(self, name: str) -> Redis:
+        redis = Redis(self.directory, name)
+        self._stack.callback(redis.stop)
+        return redis
+
+    def fail_over(self, lag_s: float) -> None:
+        """To a standby that has not seen what was written last; behind the links, so that gateways keep their address."""
+        self._servers += 1
+        old, standby = self.redis, self._redis(f"redis{self._servers}")
+        with old.followed(standby) as link:
+            link.swallow = True
+            time.sleep(lag_s)
+            old.stop()
+        standby.client.replicaof("NO", "ONE")
+        self.redis = standby
+        for replica in self.replicas:
+            assert replica.link is not None
+            replica.link.target = standby.port
+            replica.link.drop()
 
     def _replica(self, number: int) -> None:
         name = f"replica{number}"
