@@ -10,7 +10,7 @@ INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-
 UV_VERSION = 0.13.9
 COMPILE = .make/lock/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --no-emit-index-url
 
-.PHONY: run test check demo bench soak e2e-llama lock clean redis postgres
+.PHONY: run test check demo bench soak overshoot plots e2e-llama lock clean redis postgres faketime
 
 run: $(VENV)/run.stamp
 	@PORT=$(PORT) $(BIN)/sluicegate serve --mock
@@ -25,13 +25,21 @@ check: $(VENV)/test.stamp
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 
-bench: $(VENV)/test.stamp redis
+bench: $(VENV)/test.stamp redis faketime
+	@$(BIN)/python bench/overshoot.py --quick
 	@$(BIN)/python bench/budget_two_gateways.py
 	@for tool in nginx wrk; do command -v $$tool >/dev/null || { echo "$$tool is needed by bench/overhead.py (Debian: nginx-light, wrk)" >&2; exit 1; }; done
 	@$(BIN)/python bench/overhead.py
 
-soak: $(VENV)/test.stamp redis
-	@$(BIN)/python bench/budget_two_gateways.py --rounds 20
+# MINUTES and SEED, as in `make soak MINUTES=5 SEED=7`.
+soak: $(VENV)/test.stamp redis faketime
+	@$(BIN)/python bench/soak.py $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED))
+
+overshoot: $(VENV)/test.stamp redis faketime
+	@$(BIN)/python bench/overshoot.py $(OPTIONS)
+
+plots: $(VENV)/bench.stamp
+	@$(BIN)/python bench/plot.py $(lastword $(sort $(wildcard bench/results/overshoot-*.json)))
 
 # Real llama.cpp, compiled when first asked for (some minutes); LLAMA_PYTHON names a Python that has requirements/llama.txt already.
 e2e-llama: $(VENV)/test.stamp
@@ -48,6 +56,7 @@ lock:
 	@[ -x .make/lock/bin/uv ] || { python3 -m venv .make/lock && .make/lock/bin/python -m pip install --quiet uv==$(UV_VERSION); }
 	@$(COMPILE) $(UPGRADE) pyproject.toml requirements/build.in --output-file requirements/run.lock
 	@$(COMPILE) $(UPGRADE) pyproject.toml requirements/build.in --group dev --constraint requirements/run.lock --output-file requirements/test.lock
+	@$(COMPILE) $(UPGRADE) pyproject.toml --group bench --constraint requirements/test.lock --output-file requirements/bench.lock
 
 clean:
 	@rm -rf $(VENV) .make build dist data .pytest_cache .mypy_cache .ruff_cache .hypothesis
@@ -61,6 +70,10 @@ $(VENV)/run.stamp: $(VENV)/bin/python requirements/run.lock pyproject.toml
 $(VENV)/test.stamp: $(VENV)/run.stamp requirements/test.lock
 	@echo "installing what the tests need into $(VENV)"
 	@$(INSTALL) --require-hashes -r requirements/test.lock
+	@touch $@
+
+$(VENV)/bench.stamp: $(VENV)/test.stamp requirements/bench.lock
+	@$(INSTALL) --require-hashes -r requirements/bench.lock
 	@touch $@
 
 # A Python of 3.11 or newer that can make environments (Debian ships the two apart). The distribution's own goes first: it is built with profile-guided
@@ -82,6 +95,12 @@ postgres:
 	@find_initdb() { ls /usr/lib/postgresql/*/bin/initdb 2>/dev/null || command -v initdb; }; \
 	find_initdb >/dev/null || { command -v apt-get >/dev/null && { $(call apt,postgresql); }; } || \
 	    { echo "PostgreSQL (initdb) is needed by the tests and was not found on PATH" >&2; exit 1; }
+
+# For gateways whose clocks are wrong.
+faketime:
+	@ls /usr/lib/*/faketime/libfaketime.so.1 /usr/lib/faketime/libfaketime.so.1 >/dev/null 2>&1 || \
+	    { command -v apt-get >/dev/null && { $(call apt,libfaketime); }; } || \
+	    { echo "libfaketime is needed for clocks that differ and was not found" >&2; exit 1; }
 
 # The package lists are fetched only where what is there does not suffice.
 apt = echo "installing $(1)"; get="$(SUDO) env DEBIAN_FRONTEND=noninteractive apt-get"; $$get install -qq -y $(1) >/dev/null 2>&1 || \
