@@ -98,7 +98,7 @@ postgres:
 
 # For gateways whose clocks are wrong.
 faketime:
-	@ls /usr/lib/*/faketime/libfaketime.so.1 /usr/lib/faketime/libfaketime.so.1 >/dev/null 2>&1 || \
+	@ls /usr/lib/*/faketime/libfaketime.so.1 /usr/lib/faketime/libfaketime.so.1 2>/dev/null | grep -q . || \
 	    { command -v apt-get >/dev/null && { $(call apt,libfaketime); }; } || \
 	    { echo "libfaketime is needed for clocks that differ and was not found" >&2; exit 1; }
 
