@@ -51,7 +51,8 @@ TEXTS = (
 )  # fmt: skip
 CONTAINERS = ("[]", "{}", "[[]]", "[{}]", "[null]", '[""]', '{"":""}', '{"a":1,"a":2}', "[1,2]", "[true]")
 
-scalars = st.sampled_from(("null", "true", "false", *NUMBERS, *TEXTS)) | st.text(max_size=40).map(json.dumps) | st.integers().map(str)
+PLAIN = ("null", "true", "false", *NUMBERS, *TEXTS, *CONTAINERS)
+scalars = st.sampled_from(PLAIN) | st.text(max_size=40).map(json.dumps) | st.integers().map(str)
 _names = st.sampled_from(("type", "text", "content", "role", "name", "function", "image_url", "url", "id", "max_tokens", "n", "user")) | st.text(
     max_size=5
 )
@@ -66,7 +67,7 @@ def _list(values: list[str]) -> str:
 
 
 values = st.recursive(
-    scalars | st.sampled_from(CONTAINERS),
+    scalars,
     lambda inner: st.lists(inner, max_size=3).map(_list) | st.lists(st.tuples(_names, inner), max_size=4).map(_object),
     max_leaves=8,
 )
@@ -137,7 +138,7 @@ def _options(value: Any) -> bool:
 # Name: whether a value fits, and some that do. Each may be null, too.
 FIELDS: dict[str, tuple[Callable[[Any], bool], tuple[str, ...]]] = {
     **dict.fromkeys(CAPS, (_count, ("1", "5", "64", "100000", "10000000000"))),
-    **dict.fromkeys(("n", "best_of", "n_cmpl"), (_choices, ("1", "2", "128"))),
+    **dict.fromkeys(("n", "best_of", "n_cmpl"), (_choices, ("1", "2", "5", "128"))),
     **dict.fromkeys(("stream", "logprobs", "parallel_tool_calls"), (_flag, ("true", "true", "false"))),
     **dict.fromkeys(("temperature", "top_p", "presence_penalty", "frequency_penalty"), (_number, ("0", "1.0", "-0.0", "2"))),
     **dict.fromkeys(("seed", "top_logprobs"), (_integer, ("0", "-1", "18446744073709551616"))),
@@ -168,19 +169,23 @@ _of_message = (
 _message = st.tuples(_roles, st.lists(_of_message, max_size=2)).map(lambda drawn: _object([("role", drawn[0]), ("content", '"Tell me"'), *drawn[1]]))
 messages = st.lists(_message | _message | _message | values, min_size=1, max_size=3).map(_list)
 USUAL_MESSAGES = '[{"role":"user","content":"Tell me"}]'
-USUAL_PARTS = '[{"role":"user","content":[{"type":"text","text":"Tell"},{"type":"image_url","image_url":{"url":"data:,"}}]}]'
+MESSAGES = (
+    USUAL_MESSAGES,
+    '[{"role":"user","content":[{"type":"text","text":"Tell"},{"type":"image_url","image_url":{"url":"data:,"}}]}]',
+    '[{"role":"user","content":[{"type":"text","text":"%s"}]},{"role":"system","content":"%s"}]' % (" tell" * 400, " me" * 400),  # noqa: UP031
+)
 OTHER_FIELDS = (
     "background", "models", "extra_body", "prediction", "thinking", "reasoning", "prompt", "previous_response_id", "tool_choice", "metadata", "x",
     "Max_Tokens", "N", "", "mock_", "web_search_options", "service_tier", "reasoning_effort", "function_call", "store",
 )  # fmt: skip
-_wrong = st.tuples(st.sampled_from((*FIELDS, *OTHER_FIELDS)), values)
+MODELS = ('"chat"', '"open"', '"whole"', '"route"')
+_wrong = st.tuples(st.sampled_from((*FIELDS, *OTHER_FIELDS)), values) | st.tuples(st.sampled_from((*CAPS, "n", "best_of")), st.sampled_from(NUMBERS))
 
 
 @st.composite
 def bodies(draw: st.DrawFn) -> bytes:
     """A body in which all is right, or nearly all: fields of any value, given twice, left out, and bytes that are spoilt."""
-    model = draw(st.sampled_from(('"chat"', '"open"', '"whole"')))
-    fields = [("model", model), ("messages", draw(st.sampled_from((USUAL_MESSAGES, USUAL_PARTS)))), *draw(st.lists(right, max_size=4))]
+    fields = [("model", draw(st.sampled_from(MODELS))), ("messages", draw(st.sampled_from(MESSAGES))), *draw(st.lists(right, max_size=4))]
     faults = draw(st.lists(st.sampled_from(("field", "field", "model", "messages", "gone", "bytes")), max_size=2))
     for fault in faults:
         if fault == "field":

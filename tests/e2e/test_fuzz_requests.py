@@ -6,13 +6,14 @@ few hundred examples each time, or with SLUICEGATE_FUZZ=20000 so many new ones o
 
 import asyncio
 import contextlib
+import itertools
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 import support_fuzz as fuzz
@@ -20,21 +21,27 @@ from support_fuzz import FIELDS, Watch, answers, good, profile
 from support_inloop import Bench, Connection, Reply, fresh_redis, request, running
 from support_sockets import settle
 
-TENANTS = """
+SMALL = tuple(f"small{number}" for number in range(12))  # each is soon used up
+TENANTS = f"""
   acme:
     limits: [$100/lifetime]
     keys:
-      - {name: key, key: sk-key, limits: [20M tokens/lifetime, $50/day, 1M requests/minute, 100M tokens/minute, 8 concurrent, 20M input tokens/month]}
-      - {name: huge, key: sk-huge, limits: [4503599627370495 tokens/lifetime, 4503599627370495 output tokens/day]}
-      - {name: small, key: sk-small, limits: [500 tokens/lifetime, 2 concurrent]}
-      - {name: rate, key: sk-rate, limits: [300 tokens/minute, 5 requests/minute, {amount: 1000, unit: tokens, per: hour, window: sliding}]}
-"""
+      - name: key
+        key: sk-key
+        limits: [20M tokens/lifetime, $50/day, 1M requests/minute, 100M tokens/minute, 8 concurrent, 20M input tokens/month]
+      - {{name: huge, key: sk-huge, limits: [4503599627370495 tokens/lifetime, 4503599627370495 output tokens/day]}}
+      - {{name: rate, key: sk-rate, limits: [300 tokens/minute, 5 requests/minute, {{amount: 1000, unit: tokens, per: hour, window: sliding}}]}}
+{"".join(f"      - {{name: {name}, key: sk-{name}, limits: [1000 tokens/lifetime, 2 concurrent]}}" + chr(10) for name in SMALL)}"""
 PROVIDERS = '  fast: {provider: mock, base_url: "BASE_URL", api_key: sk-provider-secret, extend: on, tokenizer: o200k_base}'
 MODELS = """
   open: {deployments: [{provider: fast, model: mock-open, price: {input: 0.5, output: 1.0}}]}
   whole: {deployments: [{provider: mock, model: mock-whole, price: {input: 0.5, output: 1.0}, context: 2000}]}
+  route:
+    deployments:
+      - {provider: mock, model: mock-first, price: {input: 0.5, output: 1.0}, limits: [200 requests/minute, 1 concurrent, 1000 tokens/lifetime]}
+      - {provider: fast, model: mock-second, price: {input: 0.5, output: 1.0}}
 """
-KEYS = ("sk-key", "sk-key", "sk-huge", "sk-small", "sk-rate")
+KEYS = (*("sk-key",) * 10, *("sk-huge",) * 5, *("sk-rate",) * 5, *(f"sk-{name}" for name in SMALL))
 WAIT_S = 5.0
 PAUSE_S = 0.002  # without an answer and without work, the gateway waits for its client
 
@@ -47,29 +54,46 @@ class Fuzz:
         self.bench = bench
         self.watch = Watch(bench)
         bench.whole = False  # `Watch.settled` compares more
+        bench.mock.fault(0, "mock-first", share=0.5, status=503)
         self.statuses: Counter[int] = Counter()
 
     def send(self, data: bytes, key: str = "sk-key", *, bodiless: int = -1) -> list[Reply]:
         """What is answered to some bytes on a connection of their own, which is closed when no more is to come."""
-        replies = [good(reply) for reply in answers(self._runner.run(self._talk(data, key)), bodiless)]
-        self.statuses.update(reply.status for reply in replies)
-        return replies
+        received = self._runner.run(self._talk_and_settle([data], key))
+        return self._read(received[0], bodiless)
 
     def ask(self, body: bytes, key: str = "sk-key") -> Reply:
         """The answer to one body, which is well framed."""
         (reply,) = self.send(request(body, key, more=b"connection: close\r\n"), key)
         return reply
 
-    async def _talk(self, data: bytes, key: str) -> bytes:
+    def ask_at_once(self, bodies: list[bytes], key: str, leaving: int) -> None:
+        """So many requests at the same time; of the first `leaving` ones the client goes with the first bytes of the answer."""
+        sent = [request(body, key, more=b"connection: close\r\n") for body in bodies]
+        for received in self._runner.run(self._talk_and_settle(sent, key, leaving))[leaving:]:
+            self._read(received)
+
+    def _read(self, received: bytes, bodiless: int = -1) -> list[Reply]:
+        replies = [good(reply) for reply in answers(received, bodiless)]
+        self.statuses.update(reply.status for reply in replies)
+        return replies
+
+    async def _talk_and_settle(self, sent: list[bytes], key: str, leaving: int = 0) -> list[bytes]:
+        received = await asyncio.gather(*(self._talk(data, number < leaving) for number, data in enumerate(sent)))
+        self.bench.connections.clear()
+        await self.watch.settled(key)
+        return received
+
+    async def _talk(self, data: bytes, leave: bool) -> bytes:
         client = await self.bench.connect()
         client.send(data)
         received = b""
         with contextlib.suppress(ConnectionError):
             while piece := await self._more(client):
                 received += piece
+                if leave:
+                    break
         client.close()
-        self.bench.connections.clear()
-        await self.watch.settled(key)
         return received
 
     async def _more(self, client: Connection) -> bytes:
@@ -127,30 +151,52 @@ def test_any_body(fuzzing: Callable[..., Fuzz], redis_url: str, ledger: str) -> 
             run.ask(body, key)
 
         drawn()
-        assert {200, 400, 429} <= run.statuses.keys()
+        assert {200, 400} <= run.statuses.keys()
+
+
+def test_any_bodies_at_once(fuzzing: Callable[..., Fuzz]) -> None:
+    """Several of a key at the same time, some of whose clients leave, while answers take their time: limits of each kind hold over all of them."""
+    run = fuzzing(options={"ttft": "1ms", "tpot": "0.2ms", "completion": 100})
+
+    @profile(80)
+    @given(st.lists(fuzz.bodies(), min_size=2, max_size=12), st.sampled_from(KEYS), st.integers(0, 2))
+    def drawn(bodies: list[bytes], key: str, leaving: int) -> None:
+        run.ask_at_once(bodies, key, leaving)
+
+    drawn()
+    assert {200, 400, 429} <= run.statuses.keys()
+
+
+def check_field(run: Fuzz, field: str, value: str, stream: str) -> None:
+    """In a body that is otherwise right, a value that does not fit is a 400 whose `param` is that field; one that fits is not."""
+    meant = fuzz.parsed(value)
+    if meant is fuzz.AMBIGUOUS:
+        return
+    fields = {"model": '"chat"', "messages": fuzz.USUAL_MESSAGES, "stream": stream, field: value}
+    reply = run.ask(("{" + ",".join(f'"{name}":{text}' for name, text in fields.items()) + "}").encode())
+    named = reply.status == 400 and reply.code == "invalid_request"
+    wrong = meant is not None and not FIELDS[field][0](meant)
+    uncountable = named and field in fuzz.CAPS and reply.error["message"].endswith("more than can be counted.")
+    assert named == (wrong or uncountable), (field, value, reply.body)
+    if named:
+        assert str(reply.error["param"]).startswith(field), (field, value, reply.error)
+
+
+def test_every_field_with_every_plain_value(fuzzing: Callable[..., Fuzz]) -> None:
+    """Wrong types, extremes, numbers that are none: each field that is acted on is read strictly, and is named where it is wrong."""
+    run = fuzzing()
+    for number, (field, value) in enumerate(itertools.product(FIELDS, (*fuzz.PLAIN, '{"include_usage":"yes"}', '{"include_usage":true}'))):
+        check_field(run, field, value, ("true", "false", "null")[number % 3])
 
 
 def test_one_field(fuzzing: Callable[..., Fuzz]) -> None:
-    """In a body that is otherwise right a value that does not fit is a 400 whose `param` is that field; one that fits is not."""
+    """The same with values of any shape."""
     run = fuzzing()
 
-    @profile(400)
+    @profile(150)
     @given(st.tuples(st.sampled_from(sorted(FIELDS)), fuzz.values) | fuzz.right, st.sampled_from(("true", "false", "null")))
-    @example(("stream_options", '{"include_usage":"yes"}'), "true")
-    @example(("max_completion_tokens", "9007199254740991"), "false")
     def drawn(drawn: tuple[str, str], stream: str) -> None:
-        field, value = drawn
-        fields = {"model": '"chat"', "messages": fuzz.USUAL_MESSAGES, "stream": stream, field: value}
-        reply = run.ask(("{" + ",".join(f'"{name}":{text}' for name, text in fields.items()) + "}").encode())
-        meant = fuzz.parsed(value)
-        if meant is fuzz.AMBIGUOUS:
-            return
-        named = reply.status == 400 and reply.code == "invalid_request"
-        wrong = meant is not None and not FIELDS[field][0](meant)
-        uncountable = field in fuzz.CAPS and reply.error["message"].endswith("more than can be counted.") if named else False
-        assert named == (wrong or uncountable), (field, value, reply.body)
-        if named:
-            assert str(reply.error["param"]).startswith(field), (field, value, reply.error)
+        check_field(run, *drawn, stream)
 
     drawn()
 
