@@ -1,0 +1,342 @@
+"""The Redis ledger on a Redis Cluster and behind Sentinels: real servers, slots that move, masters that die, replicas that lag.
+
+What is asked: every tree is served by the server that keeps it; before a call of a tree goes to another server, or to another run of its server, the
+tree is in doubt; nothing is counted twice or lost; one server that is away holds up no other.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+
+import pytest
+
+from sluicegate.core.claims import RefSet, Settlement
+from sluicegate.ledger.contract import LedgerRecovering, LedgerUnavailable, TreeState
+from sluicegate.ledger.redis import RedisLedger
+from support_ledgers import Desk, use
+from support_redis import Cluster, Move, running_cluster
+
+TIMEOUT_MS = 500
+
+
+class Log:
+    """What a ledger logged."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def info(self, event: str, **fields: object) -> None:
+        if not str(fields.get("link", "")).endswith("-back"):
+            self.lines.append(event)
+
+    warning = info
+
+
+class Worker:
+    """A ledger, and the part of a recovery that verifies: a tree in doubt is used again when its epoch is where it was or further."""
+
+    def __init__(self, url: str) -> None:
+        self.log = Log()
+        self.ledger = RedisLedger(url, TIMEOUT_MS, log=self.log, jitter=lambda: 0.0)
+        self.ledger.on_doubt = self._doubted
+        self.doubts: dict[str, list[str]] = {}  # why, by tree
+        self.verified: list[tuple[str, str]] = []  # tree, incarnation
+        self._states: dict[str, TreeState] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def use(self, *trees: str) -> None:
+        await use(self.ledger, *trees)
+        self._states.update({tree: self.ledger.trees[tree] for tree in trees})
+
+    def desk(self, tree: str) -> Desk:
+        return Desk(self.ledger, tree)
+
+    def _doubted(self, tree: str, why: str) -> None:
+        assert tree not in self.ledger.trees
+        self.doubts.setdefault(tree, []).append(why)
+        task = asyncio.create_task(self._verify(tree, self._states[tree]))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _verify(self, tree: str, known: TreeState) -> None:
+        while True:
+            with contextlib.suppress(LedgerUnavailable):
+                seq = await self.ledger.seq(tree, known.epoch)
+                assert seq >= known.seq, f"rolled back from {known.seq} to {seq}"
+                self._states[tree] = self.ledger.trees[tree] = TreeState(known.epoch, seq, open=True)
+                self.verified.append((tree, self.ledger.incarnation(tree)))
+                return
+            await asyncio.sleep(0.02)
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await self.ledger.close()
+        await asyncio.sleep(0)
+
+
+@contextlib.asynccontextmanager
+async def working(url: str, *trees: str) -> AsyncIterator[Worker]:
+    worker = Worker(url)
+    try:
+        await worker.ledger.open()
+        await worker.use(*trees)
+        yield worker
+    finally:
+        await worker.close()
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with running_cluster(tmp_path_factory.mktemp("cluster")) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster(running: Cluster) -> Cluster:
+    """Every test has trees of its own in it, and undoes what it did to the servers."""
+    return running
+
+
+class Load:
+    """Clients in a closed loop that hold 8, use 5 and settle until that is taken; `used` is what they used."""
+
+    def __init__(self, workers: list[Worker], tree: str) -> None:
+        self.used = self.granted = self.failed = 0
+        self.slowest_s = 0.0
+        self._tree = tree
+        self._going = True
+        self._tasks = [asyncio.create_task(self._client(workers[i % len(workers)], f"{tree}-{i}")) for i in range(8)]
+
+    async def until_granted(self, more: int) -> None:
+        """Lets so many more requests be granted."""
+        target = self.granted + more
+        await eventually(lambda: self.granted >= target)
+
+    async def end(self) -> None:
+        self._going = False
+        await asyncio.gather(*self._tasks)
+
+    async def is_all_there(self, worker: Worker) -> bool:
+        """Whether what was used is what is charged, and nothing is held."""
+        desk = worker.desk(self._tree)
+        states = await desk.states(counters(desk))
+        return states == [(self.used, 0), (self.used, 0), (0, 0)]
+
+    async def _client(self, worker: Worker, name: str) -> None:
+        desk = worker.desk(self._tree)
+        refs = counters(desk)
+        for count in range(1_000_000):
+            if not self._going:
+                return
+            hold_id = f"{name}.{count}"
+            started = time.monotonic()
+            try:
+                reply = await desk.admit(refs, 8, 0, 8, 0, 1, 0, hold_id=hold_id)
+            except LedgerUnavailable:
+                self.failed += 1
+                await self._settle(worker, Settlement(hold_id, refs, (0, 0, 0), "cancel"))
+            else:
+                assert reply.status == "granted"
+                self.granted += 1
+                await self._settle(worker, Settlement(hold_id, refs, (5, 5, 1)))
+                self.used += 5
+            finally:
+                self.slowest_s = max(self.slowest_s, time.monotonic() - started)
+
+    async def _settle(self, worker: Worker, settlement: Settlement) -> None:
+        """As the outbox does: again until it is taken."""
+        while True:
+            with contextlib.suppress(LedgerUnavailable):
+                await worker.ledger.settle(settlement)
+                return
+            self.failed += 1
+            await asyncio.sleep(0.01)
+
+
+def counters(desk: Desk) -> RefSet:
+    return desk.refs(desk.window(10**9), desk.bucket(10**9), desk.concurrent(100))
+
+
+async def eventually(check: Callable[[], object], within_s: float = 10.0) -> None:
+    async with asyncio.timeout(within_s):
+        while not check():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def patiently(call: Callable[[], Awaitable[int]]) -> int:
+    """Again while the ledger is away."""
+    async with asyncio.timeout(10):
+        while True:
+            with contextlib.suppress(LedgerUnavailable):
+                return await call()
+            await asyncio.sleep(0.02)
+
+
+# -- a cluster ----------------------------------------------------------------------------------------------------------------------------
+
+
+async def test_every_tree_is_served_by_the_server_that_keeps_it(cluster: Cluster) -> None:
+    """All verbs; sweeps, learned tables and views cover the whole cluster; each server keeps what is its own."""
+    trees = [cluster.tree_at(master, f"served{i}") for i in range(2) for master in cluster.masters]
+    async with working(cluster.url, *trees) as worker:
+        ledger = worker.ledger
+        for tree in trees:
+            desk = worker.desk(tree)
+            refs = counters(desk)
+            assert (await desk.admit(refs, 8, 1000, 8, 0, 1, 0, output=(1, 5, 9), hold_id=f"{tree}.1")).status == "granted"
+            assert (await desk.extend(refs, 10, 12, hold_id=f"{tree}.1")).g == 12
+            assert await desk.settle(refs, 15, 15, 1, hold_id=f"{tree}.1") == "settled"
+            assert (await desk.admit(refs, 8, 0, 8, 0, 1, 0, hold_id=f"{tree}.2", ttl_ms=1)).status == "granted"
+            await ledger.renew(tree, [f"{tree}.3"], 1000)
+            assert ledger.incarnation(tree) == cluster.keeper(tree).run_id
+        await asyncio.sleep(0.01)
+        assert {swept.hold_id for swept in await ledger.sweep(64)} == {f"{tree}.2" for tree in trees}
+        assert await ledger.learned({"a": {"n": 1}, "b": {"n": 2}}) == {"a": {"n": 1}, "b": {"n": 2}}
+        views, holds = await ledger.show()
+        assert {f"sg1:{{{tree}}}:c:{tree}/w:tokens:any" for tree in trees} <= {view.key for view in views}
+        assert {f"{tree}.2" for tree in trees} <= {hold.hold_id for hold in holds}
+        for tree in trees:
+            for master in cluster.masters:
+                assert (f"sg1:{{{tree}}}:holds" in master.client.keys("*")) is (master is cluster.keeper(tree))
+        assert worker.doubts == {}
+
+
+async def test_a_slot_moves_under_load(cluster: Cluster) -> None:
+    """Two workers at a tree on its way to another server: nothing is counted twice or lost, each is in doubt once; other trees notice nothing."""
+    source, target, _ = cluster.masters
+    tree, other = cluster.tree_at(source, "moves"), cluster.tree_at(source, "stays")
+    async with working(cluster.url, tree, other) as first, working(cluster.url, tree, other) as second:
+        load, beside = Load([first, second], tree), Load([first, second], other)
+        await load.until_granted(200)
+        move = Move(cluster, tree, source, target)
+        while move.keys(1):  # noqa: ASYNC110  slowly: for some time each server has a part of them
+            await asyncio.sleep(0.03)
+        await asyncio.sleep(0.05)
+        move.end()
+        await eventually(lambda: first.verified and second.verified)
+        await load.until_granted(200)
+        await load.end()
+        await beside.end()
+        assert load.failed > 0
+        assert await load.is_all_there(first)
+        assert await beside.is_all_there(second)
+        assert (beside.failed, max(load.slowest_s, beside.slowest_s) < 2) == (0, True)
+        for worker in (first, second):
+            assert {name: len(whys) for name, whys in worker.doubts.items()} == {tree: 1}
+            assert f"127.0.0.1:{target.port}" in worker.doubts[tree][0]
+            assert worker.verified == [(tree, target.run_id)]
+            assert "ledger away" not in worker.log.lines
+    assert target.client.exists(f"sg1:{{{tree}}}:holds")
+
+
+async def test_a_script_does_nothing_while_its_slot_moves(cluster: Cluster) -> None:
+    """Where keys that it does not name have left already it would end in the middle. It is refused at once, though all keys it names are there."""
+    source, target, _ = cluster.masters
+    tree = cluster.tree_at(source, "half")
+    async with working(cluster.url, tree) as worker:
+        desk = worker.desk(tree)
+        named, unnamed = desk.refs(desk.concurrent(9), desk.window(100)), desk.refs(desk.window(100, "unnamed"))
+        assert (await desk.admit(unnamed, 7, 0, hold_id="due", ttl_ms=40)).status == "granted"
+        for hold_id in ("a", "b"):
+            assert (await desk.admit(named, 1, 0, 1, 0, hold_id=hold_id)).status == "granted"
+        await asyncio.sleep(0.05)
+        move = Move(cluster, tree, source, target)
+        source.client.migrate("127.0.0.1", target.port, desk.key("unnamed"), 0, 5000)
+        for call in (desk.admit(named, 1, 0, 1, 0, hold_id="c"), desk.ledger.sweep(9), desk.settle(named, 1, 1, hold_id="a")):
+            with pytest.raises(LedgerUnavailable, match="TRYAGAIN"):
+                await call
+        assert source.client.hget(desk.key("w"), "h") == "2"
+        while move.keys(100):
+            pass
+        move.end()
+        with pytest.raises(LedgerUnavailable, match="MOVED"):
+            await desk.states(named)
+        await eventually(lambda: worker.verified)
+        assert [swept.hold_id for swept in await desk.ledger.sweep(9)] == ["due"]
+        assert await desk.settle(named, 1, 1, hold_id="a") == "settled"
+        assert await desk.states(desk.refs(*named.refs, *unnamed.refs)) == [(0, 1), (1, 1), (7, 0)]
+
+
+async def test_a_server_that_hangs_holds_up_no_other(cluster: Cluster) -> None:
+    """Calls to it end in time; those to others, sweeps too, go on as if nothing were; it is taken up again without a doubt."""
+    hung, well, _ = cluster.masters
+    away, here, quiet = cluster.tree_at(hung, "away"), cluster.tree_at(well, "here"), cluster.tree_at(well, "quiet")
+    async with working(cluster.url, away, here, quiet) as worker:
+        load, beside = Load([worker], away), Load([worker], here)
+        await load.until_granted(50)
+        hung.pause()
+        try:
+            before, started = beside.granted, time.monotonic()
+            desk = worker.desk(quiet)
+            await desk.admit(desk.refs(desk.window(9, "due")), 1, 0, hold_id="due", ttl_ms=1)
+            await asyncio.sleep(0.01)
+            assert [swept.hold_id for swept in await worker.ledger.sweep(9)] == ["due"]
+            assert time.monotonic() - started < TIMEOUT_MS / 1000 + 0.3
+            await asyncio.sleep(0.3)
+            assert beside.granted - before > 100
+        finally:
+            hung.go_on()
+        await load.until_granted(50)
+        await load.end()
+        await beside.end()
+        assert await load.is_all_there(worker)
+        assert await beside.is_all_there(worker)
+        assert (beside.failed, beside.slowest_s < 0.3, load.slowest_s < 2) == (0, True, True)
+        assert worker.doubts == {}
+
+
+async def test_a_server_that_comes_back_without_its_data(cluster: Cluster) -> None:
+    """Its trees are in doubt before a call of theirs is answered from nothing; their epoch is gone. Other trees are not in doubt."""
+    _, well, lost = cluster.masters
+    gone, here = cluster.tree_at(lost, "gone"), cluster.tree_at(well, "still")
+    async with working(cluster.url, gone, here) as worker:
+        doubts: list[str] = []
+        worker.ledger.on_doubt = lambda tree, why: doubts.append(f"{tree}: {why}")
+        desk = worker.desk(gone)
+        refs = desk.refs(desk.window(100))
+        assert (await desk.admit(refs, 90, 0)).status == "granted"
+        before = worker.ledger.incarnation(gone)
+        lost.kill()
+        with pytest.raises(LedgerUnavailable):
+            await desk.admit(refs, 90, 0, hold_id="next")
+        lost.start()
+
+        async def asked() -> str:
+            try:
+                return (await desk.admit(refs, 90, 0, hold_id="next")).status
+            except LedgerRecovering:
+                return "recovering"
+            except LedgerUnavailable:
+                return "unavailable"
+
+        answers = ["unavailable"]
+        async with asyncio.timeout(10):
+            while answers[-1] == "unavailable":
+                await asyncio.sleep(0.01)
+                answers.append(await asked())
+        assert answers[-1] == "recovering"
+        assert doubts == [f"{gone}: the server at redis://127.0.0.1:{lost.port}/0 was restarted, or another one has taken its place"]
+        assert worker.ledger.incarnation(gone) not in ("", before)
+        assert worker.ledger.incarnation(gone) == lost.run_id
+        assert await patiently(lambda: worker.ledger.seq(gone, "first")) == 0
+        assert (await worker.desk(here).admit(counters(worker.desk(here)), 1, 0, 1, 0, 1, 0)).status == "granted"
+
+
+async def test_a_replica_is_promoted_and_the_old_master_again(cluster: Cluster) -> None:
+    """Two failovers as an operator orders them: what was used goes with the tree, and both times the tree is in doubt first."""
+    _, master, _ = cluster.masters
+    replica = cluster.replica_of(master)
+    tree = cluster.tree_at(master, "promoted")
+    async with working(cluster.url, tree) as worker:
+        load = Load([worker], tree)
+        await load.until_granted(100)
+        for times, (new, old) in enumerate(((replica, master), (master, replica)), 1):
+            await asyncio.to_thread(cluster.promote, new, old)
+            await eventually(lambda times=times: len(worker.verified) >= times)
+            assert worker.ledger.incarnation(tree) == new.run_id
+            await load.until_granted(100)
+        await load.end()
+        assert await load.is_all_there(worker)
+        assert len(worker.doubts[tree]) == 2
