@@ -29,7 +29,7 @@ MAY_IMPORT = {
     "ledger": {"core"},
     "http": {"core"},
     "observe": {"core"},
-    "config": {"core", "providers"},
+    "config": {"core", "providers", "ledger.address"},
     "providers": {"core"},
     "journal": {"core"},
     "records": {"core"},

@@ -203,7 +203,7 @@ _WORDS = {
 }
 _PATTERNS = {
     "listen": "must be host:port, such as 127.0.0.1:8080 or [::1]:8080",
-    "ledger": "must be memory://, sqlite:///path, redis://host:6379/0 or rediss://...",
+    "ledger": "must be memory://, sqlite:///path, redis://host:6379/0, redis+cluster://..., redis+sentinel://... or the same with rediss",
     "records": "must be sqlite:///path or postgresql://user@host/database",
     "sha256": "must be 64 hexadecimal digits: the SHA-256 of the key",
 }

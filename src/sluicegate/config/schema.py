@@ -15,6 +15,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from sluicegate.config.proxies import read_proxy
 from sluicegate.core.limits import Limit, Priority, marks, parse
 from sluicegate.core.tenants import Proxy
+from sluicegate.ledger.address import Place
 
 Path = tuple[str | int, ...]
 
@@ -131,12 +132,20 @@ def _readable(url: str) -> str:
     return url
 
 
+def _enterable(url: str) -> str:
+    """The URL of one Redis or several; the rest is not looked at."""
+    if not url.startswith(("memory:", "sqlite:")):
+        Place.parse(url)
+    return url
+
+
 Duration = Annotated[int, PlainValidator(_duration_ms)]
 Size = Annotated[int, PlainValidator(_size_bytes)]
 Whole = Annotated[int, BeforeValidator(_whole)]
 OnOff = Annotated[bool, BeforeValidator(_on_off)]
 PicoUsd = Annotated[int, PlainValidator(_pico_usd)]
 Limits = Annotated[list[Annotated[Limit | None, PlainValidator(_limit)]], BeforeValidator(lambda value: [] if value is None else value)]
+LedgerUrl = Annotated[str, Field(pattern=r"^(memory://|sqlite:///.+|(rediss?(\+cluster|\+sentinel)?|unix)://.+)$"), AfterValidator(_enterable)]
 RecordsUrl = Annotated[str, Field(pattern=r"^(sqlite:///.+|postgres(ql)?://.+)$"), AfterValidator(_readable)]
 Marks = Annotated[tuple[int, ...], PlainValidator(lambda value: marks(value, ""))]
 EnvSecret = Annotated[SecretStr | None, PlainValidator(_secret_from_environ)]
@@ -345,7 +354,7 @@ class Config(Section):
     """The whole file."""
 
     server: Server = Server()
-    ledger: str = Field(default="sqlite:///data/ledger.db", pattern=r"^(memory://|sqlite:///.+|rediss?://.+)$")
+    ledger: LedgerUrl = Field(default="sqlite:///data/ledger.db", repr=False, exclude=True)
     ledger_timeout_ms: Duration = Field(default=1_000, alias="ledger_timeout")
     ledger_durability: Literal["normal", "full"] = "normal"
     on_ledger_failure: Literal["refuse", "allow"] = "refuse"

@@ -9,7 +9,7 @@ Sentinels have `?sentinel_user=` and `?sentinel_password=`. ValueError says what
 """
 
 from typing import Literal
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 import msgspec
 
@@ -31,7 +31,7 @@ class Address(msgspec.Struct, frozen=True):
     @classmethod
     def parse(cls, url: str) -> "Address":
         """Of one server."""
-        parts = urlsplit(url)
+        parts = _split(url)
         try:
             port = parts.port or PORT
         except ValueError:  # its own message may show a piece of a password that is not percent-encoded
@@ -44,8 +44,8 @@ class Address(msgspec.Struct, frozen=True):
         if query.keys() - known:
             raise ValueError(f"unknown in a {parts.scheme}:// address: {', '.join(sorted(query.keys() - known))}")
         db = query.get("db", "") if parts.scheme == "unix" else parts.path.strip("/")
-        if not (db or "0").isdecimal():
-            raise ValueError(f"the database of a Redis is a number, not {db!r}")
+        if not (db or "0").isdecimal():  # not shown, it may be a piece of a password
+            raise ValueError("the database of a Redis is a number; a password in its address is percent-encoded")
         if parts.scheme == "unix":
             if not parts.path:
                 raise ValueError("a unix:// address needs a path")
@@ -87,7 +87,7 @@ class Place(msgspec.Struct, frozen=True):
             return cls("server", (address,), address)
         if kind not in ("cluster", "sentinel") or scheme not in ("redis", "rediss"):
             raise ValueError("the address of several Redis servers begins with redis+cluster://, redis+sentinel:// or the same with rediss")
-        parts = urlsplit(url)
+        parts = _split(url)
         credentials, at, hosts = parts.netloc.rpartition("@")
         if not all(hosts.split(",")):
             raise ValueError(f"redis+{kind}:// needs hosts, as in redis+{kind}://one:{PORT if kind == 'cluster' else SENTINEL_PORT},two")
@@ -113,6 +113,13 @@ class Place(msgspec.Struct, frozen=True):
         hosts = ",".join(f"{address.host}:{address.port}" for address in self.asked)
         tail = f"/{self.service}/{self.entry.db}" if self.kind == "sentinel" else ""
         return f"{'rediss' if self.entry.tls else 'redis'}+{self.kind}://{hosts}{tail}"
+
+
+def _split(url: str) -> SplitResult:
+    parts = urlsplit(url)
+    if "@" in parts.query + parts.fragment + ("" if parts.scheme == "unix" else parts.path):  # what is before it must not be shown
+        raise ValueError("a password in the address of a Redis is percent-encoded")
+    return parts
 
 
 def _host(like: Address, host: str, port: int) -> Address:

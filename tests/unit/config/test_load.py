@@ -75,7 +75,8 @@ def test_listen(listen: str, host: str, port: int) -> None:
     [
         ("ledger_timeout: 500ms", "ledger_timout: 500ms", "2: ledger_timout: unknown field; did you mean 'ledger_timeout'?"),
         ("ledger_timeout: 500ms", "ledger_timeout: 500", "2: ledger_timeout: must be a duration such as 200ms, 30s, 1m or 2h"),
-        ("ledger_timeout: 500ms", "ledger: postgres://x", "2: ledger: must be memory://, sqlite:///path, redis://host:6379/0 or rediss://..."),
+        ("ledger_timeout: 500ms", "ledger: postgres://x", "2: ledger: must be memory://, sqlite:///path, redis://host:6379/0, redis+cluster://"),
+        ("ledger_timeout: 500ms", "ledger: redis+sentinel://h", "2: ledger: redis+sentinel:// needs the name of the service behind the hosts"),
         ("ledger_timeout: 500ms", "records: mysql://x", "2: records: must be sqlite:///path or postgresql://user@host/database"),
         ("ledger_timeout: 500ms", "records: postgresql://u:%zz@h/d", "2: records: is no URL of PostgreSQL; inside a password, spaces, %, "),
         ("ledger_timeout: 500ms", "ledger: memory://", "2: ledger: is kept in one process's memory; with several"),
@@ -267,6 +268,8 @@ SECRET = "sk-very-secret-5f2a"
         ("dialect: openai,", f"dialect: openai, api_key_env: {SECRET},"),
         ("dialect: openai,", f"dialect: openai, api_key: [{SECRET}],"),
         ("dialect: openai,", 'dialect: openai, api_key: "${S}\\n",'),
+        ("ledger_timeout: 500ms", f"ledger: redis://u:{SECRET}/x@h"),
+        ("ledger_timeout: 500ms", f"ledger: redis+cluster://u:{SECRET}@h/x"),
         ("ledger_timeout: 500ms", f"records: postgresql://u:{SECRET} %zz@h/d"),
         ("ledger_timeout: 500ms", f"records: mysql://u:{SECRET}@h/d"),
         ("{name: lab, key: sk-lab-only}", f"{SECRET}"),
@@ -289,7 +292,7 @@ def test_no_error_repeats_a_secret(line: str, becomes: str) -> None:
 def test_no_repr_has_a_secret() -> None:
     """Neither a configuration nor its dump contains a client's or a provider's secret."""
     text = GOOD.replace("dialect: openai,", "dialect: openai, api_key_env: K,")
-    text = text.replace("ledger_timeout:", f"records: postgresql://u:{SECRET}@h/d\nledger_timeout:")
+    text = text.replace("ledger_timeout:", f"ledger: redis://u:{SECRET}@h\nrecords: postgresql://u:{SECRET}@h/d\nledger_timeout:")
     config: Any = load_text(text, {"K": SECRET}).config
     assert SECRET not in repr(config)
     assert SECRET not in str(config.model_dump())
