@@ -22,7 +22,6 @@ from math import inf
 from sluicegate.core.tenants import Counter
 
 POLL_S = 0.05  # what other workers settle is seen by asking
-POLL_RATE_S = 1.0  # a limit that refills has said when to come again; others may give back before
 
 Order = tuple[int, float]  # rank of the priority, number of arrival
 Standing = tuple[tuple[int, int], int]  # a counter's state when it last refused somebody, and that time in ms
