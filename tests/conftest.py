@@ -8,6 +8,7 @@ import pytest
 from support_gateway import running_redis
 from support_ledgers import BACKENDS, Backend, backend_of
 from support_postgres import fresh, running_postgres
+from support_redis import Cluster, running_cluster
 
 
 @pytest.fixture(scope="session")
@@ -17,8 +18,18 @@ def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield url
 
 
-@pytest.fixture(params=BACKENDS)
+@pytest.fixture(scope="session")
+def redis_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with running_cluster(tmp_path_factory.mktemp("cluster")) as cluster:
+        yield cluster
+
+
+@pytest.fixture(params=[*BACKENDS, "cluster"])
 def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Backend:
+    if request.param == "cluster":
+        cluster: Cluster = request.getfixturevalue("redis_cluster")
+        cluster.flush()
+        return Backend("redis", cluster.url, None)
     return backend_of(request.param, tmp_path, request.getfixturevalue("redis_url") if request.param == "redis" else "")
 
 

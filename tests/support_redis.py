@@ -111,6 +111,10 @@ class Cluster:
     def id_of(self, server: Server) -> str:
         return str(server.client.execute_command("CLUSTER", "MYID"))
 
+    def flush(self) -> None:
+        for server in self.masters:
+            server.client.flushall()
+
     def keeper(self, tree: str) -> Server:
         """The master that keeps a tree at the start."""
         return self.masters[slot(tree) * len(self.masters) // SLOTS]

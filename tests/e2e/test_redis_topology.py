@@ -8,14 +8,18 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
+import structlog
 
 from sluicegate.core.claims import RefSet, Settlement
 from sluicegate.ledger.contract import LedgerRecovering, LedgerUnavailable, TreeState
 from sluicegate.ledger.redis import RedisLedger
+from support_inloop import Bench, running
 from support_ledgers import Desk, use
-from support_redis import Cluster, Move, running_cluster
+from support_redis import Cluster, Move, Watched, running_cluster, until, watched
 
 TIMEOUT_MS = 500
 
@@ -88,15 +92,15 @@ async def working(url: str, *trees: str) -> AsyncIterator[Worker]:
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def cluster_of_the_module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with running_cluster(tmp_path_factory.mktemp("cluster")) as cluster:
         yield cluster
 
 
 @pytest.fixture
-def cluster(running: Cluster) -> Cluster:
+def cluster(cluster_of_the_module: Cluster) -> Cluster:
     """Every test has trees of its own in it, and undoes what it did to the servers."""
-    return running
+    return cluster_of_the_module
 
 
 class Load:
@@ -105,9 +109,16 @@ class Load:
     def __init__(self, workers: list[Worker], tree: str) -> None:
         self.used = self.granted = self.failed = 0
         self.slowest_s = 0.0
+        self._workers = workers
         self._tree = tree
+        self._rounds = 0
+        self.go_on()
+
+    def go_on(self) -> None:
         self._going = True
-        self._tasks = [asyncio.create_task(self._client(workers[i % len(workers)], f"{tree}-{i}")) for i in range(8)]
+        self._rounds += 1
+        names = [f"{self._tree}-{self._rounds}-{i}" for i in range(8)]
+        self._tasks = [asyncio.create_task(self._client(self._workers[i % len(self._workers)], name)) for i, name in enumerate(names)]
 
     async def until_granted(self, more: int) -> None:
         """Lets so many more requests be granted."""
@@ -340,3 +351,72 @@ async def test_a_replica_is_promoted_and_the_old_master_again(cluster: Cluster) 
         await load.end()
         assert await load.is_all_there(worker)
         assert len(worker.doubts[tree]) == 2
+
+
+# -- Sentinels ----------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[Watched]:
+    with watched(tmp_path) as pair:
+        yield pair
+
+
+async def test_the_master_that_sentinels_name_is_used(pair: Watched) -> None:
+    """The replica never; when it takes the dead master's place its tree is in doubt before a call goes there, and what was used is there."""
+    async with working(pair.url, "t") as worker:
+        load = Load([worker], "t")
+        await load.until_granted(100)
+        await load.end()
+        assert worker.ledger.incarnation("t") == pair.master.run_id
+        await asyncio.to_thread(until, pair.in_step, "the replica does not come into step")
+        assert {client["name"] for client in pair.replica.client.client_list() if client["name"].startswith("sluicegate")} == set()
+        pair.master.kill()
+        load.go_on()
+        await eventually(lambda: worker.verified)
+        assert worker.verified == [("t", pair.replica.run_id)]
+        await load.until_granted(100)
+        await load.end()
+        assert await load.is_all_there(worker)
+        assert (load.failed > 0, load.slowest_s < 6) == (True, True)
+        pair.master.start()  # takes itself for a master until a Sentinel tells it otherwise
+        await asyncio.sleep(0.3)
+        desk = worker.desk("t")
+        assert (await desk.admit(counters(desk), 1, 0, 1, 0, 1, 0)).status == "granted"
+        assert len(worker.doubts["t"]) == 1
+        assert [line for line in worker.log.lines if line != "ledger fails"] == [
+            *("ledger servers", "ledger connected"),
+            *("ledger away", "ledger servers", "ledger connected"),
+        ]
+
+
+async def test_a_replica_that_lags_is_promoted_under_load(pair: Watched, tmp_path: Path) -> None:
+    """What its master had confirmed is missing there: two gateways notice, seed it from the records, and never get more than the limit."""
+    settings: dict[str, Any] = {"ledger": pair.url, "limits": "[6000 tokens/day]", "more": "ledger_timeout: 300ms"}
+    async with running(tmp_path, **settings) as first, running(tmp_path, **settings) as second:
+        first.whole = second.whole = False
+        benches = (first, second)
+
+        async def client(bench: Bench) -> None:
+            while (answer := await bench.chat(max_tokens=20)).code != "budget_exceeded":
+                await asyncio.sleep(0.005 if answer.code == "200" else 0.05)
+                assert answer.code in ("200", "budget_busy", "ledger_unavailable", "ledger_recovering")
+
+        def served() -> int:
+            return first.total + second.total
+
+        clients = [asyncio.create_task(client(bench)) for bench in benches for _ in range(3)]
+        await eventually(lambda: served() > 1000)
+        await asyncio.to_thread(pair.cut_replica)
+        seen = served()
+        await eventually(lambda: served() > seen + 1000)
+        with structlog.testing.capture_logs() as logs:
+            pair.master.kill()
+            async with asyncio.timeout(20):
+                await asyncio.gather(*clients)
+        for bench in benches:
+            await bench.quiet()
+        assert (await first.usage())["key key tokens/day"]["used"] == served()
+        assert 5900 <= served() <= 6000
+        changes = [(line["from"], line["to"]) for line in logs if line["event"] == "tree state"]
+        assert ("doubt", "lost") in changes
