@@ -64,9 +64,10 @@ class Template:
         self.counters = tuple(c for c in counters if c.models is None or model is None or model in c.models)
         self._has_usd = any(c.unit is Unit.USD for c in self.counters)
         self.needs_price = any(c.unit is Unit.USD and c.enforced for c in self.counters)
-        enforced = [(i, c) for i, c in enumerate(self.counters) if c.enforced]
-        self.sizes = tuple((c, _SIZES[c.unit][0 if refills(c) else 1], refills(c), counting.room(c, priority)) for _, c in enforced)
-        self.shown = tuple(tuple(i for i, c in enforced if c.unit is unit) for unit in (Unit.REQUESTS, Unit.TOKENS))
+        enforced = [(i, c, counting.room(c, priority)) for i, c in enumerate(self.counters) if c.enforced]
+        self.sizes = tuple((c, _SIZES[c.unit][0 if refills(c) else 1], refills(c), room) for _, c, room in enforced)
+        shown = [(unit, tuple((i, room, c.limits[0].spends) for i, c, room in enforced if c.unit is unit)) for unit in (Unit.REQUESTS, Unit.TOKENS)]
+        self.shown = tuple((n, limits) for n, (_, limits) in enumerate(shown) if limits)
         shadows = [(i, counting.shadow_room(c, priority)) for i, c in enumerate(self.counters)]
         self.shadows = tuple((i, room) for i, room in shadows if room < NO_CEILING)
         self._claims = _picker([i for c in self.counters for i in _CLAIM[c.unit][0 if refills(c) else 1]])

@@ -307,37 +307,36 @@ def duration(length_ms: int) -> str:
 # -- headers ------------------------------------------------------------------------------------------------------------------------------
 
 
-_FORMS = (  # of requests, of tokens
+Shown = Sequence[tuple[int, Sequence[tuple[int, int, bool]]]]  # 0 requests, 1 tokens; then index, amount, whether holds count beside what is used
+
+_FORMS = (
     (b"\r\nx-ratelimit-limit-requests: %d\r\nx-ratelimit-remaining-requests: %d", b"\r\nx-ratelimit-reset-requests: %b"),
     (b"\r\nx-ratelimit-limit-tokens: %d\r\nx-ratelimit-remaining-tokens: %d", b"\r\nx-ratelimit-reset-tokens: %b"),
 )
 
 
-def ratelimit_lines(shown: Sequence[Sequence[int]], refs: RefSet, reply: Reply) -> bytes:
+def ratelimit_lines(shown: Shown, refs: RefSet, reply: Reply) -> bytes:
     """`x-ratelimit-{limit,remaining,reset}-{requests,tokens}` for the limit of each unit that has least room left, each line begun by CR LF.
 
-    shown: which counters are of requests, and which of tokens (`Template.shown`). What is reserved for others is no part of a limit here. On every
-    answer, so written for speed. A limit that never resets has no reset header. Empty if the reply has no states.
+    shown: the limits of each unit (`Template.shown`), without what is reserved for others. On every answer, so written for speed. A limit that never
+    resets has no reset header. Empty if the reply has no states.
     """
-    lines, states, all_refs = b"", reply.states, refs.refs
+    lines, states = b"", reply.states
     if not states:
         return lines
-    for forms, indices in zip(_FORMS, shown, strict=True):
-        least, tightest = FOR_EVER_MS, -1
-        for i in indices:
-            ref, state = all_refs[i], states[i]
-            remaining = ref.ceiling - ref.reserved - state[0]
-            if ref.kind == "w":
-                remaining -= state[1]
+    for unit, limits in shown:
+        least, tightest, most = FOR_EVER_MS, 0, 0
+        for i, limit, holds in limits:
+            state = states[i]
+            remaining = limit - state[0] - state[1] if holds else limit - state[0]
             if remaining < least:
-                least, tightest = remaining, i
-        if tightest >= 0:
-            lines += _lines(forms, least, all_refs[tightest], states[tightest], reply.now_ms)
+                least, tightest, most = remaining, i, limit
+        lines += _lines(_FORMS[unit], most, least, refs.refs[tightest], states[tightest], reply.now_ms)
     return lines
 
 
-def _lines(forms: tuple[bytes, bytes], remaining: int, ref: Ref, state: tuple[int, int], now_ms: int) -> bytes:
-    lines = forms[0] % (ref.ceiling - ref.reserved, remaining if remaining > 0 else 0)
+def _lines(forms: tuple[bytes, bytes], limit: int, remaining: int, ref: Ref, state: tuple[int, int], now_ms: int) -> bytes:
+    lines = forms[0] % (limit, remaining if remaining > 0 else 0)
     if ref.kind == "b":
         reset_ms = -(-state[0] * ref.per_ms // ref.gain)
     elif ref.kind == "s":

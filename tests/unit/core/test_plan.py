@@ -192,7 +192,9 @@ def test_shadow_limits_claim_and_never_refuse() -> None:
     found = template("9 requests/minute", SHADOW, "1000 tokens/day")
     assert found.amounts(figures(), PRICE, 1) == (1, 0, 110, 0, 20, 1000)
     assert fit(found, figures(), PRICE, True) is None
-    assert (found.shadows, found.shown) == (((1, 5),), ((0,), (2,)))
+    assert found.shadows == ((1, 5),)
+    assert found.shown == ((0, ((0, 9, False),)), (1, ((2, 1000, True),)))
+    assert template(SHADOW).shown == ()
     assert template("9 requests/minute").shadows == ()
 
 
