@@ -364,7 +364,7 @@ def chosen(options: argparse.Namespace) -> list[Cell]:
     return [replace(cell, runs=options.runs or cell.runs) for cell in found]
 
 
-def parse() -> argparse.Namespace:
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a few small cells, under a minute")
     parser.add_argument("--cells", default="", help="names or patterns such as base/128/*, separated by commas")
@@ -377,16 +377,16 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--redis", default="", metavar="URL", help="its Redis")
     parser.add_argument("--upstream", action="append", default=[], metavar="NAME=URL", help="its mock providers, without /v1")
     parser.add_argument("--print-config", action="store_true", help="print the configuration that such gateways need for the cell, and end")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     options.upstream = dict(one.split("=", 1) for one in options.upstream)
     if (options.gateway or options.print_config) and not (options.redis and options.upstream):
         parser.error("--redis and --upstream are needed, too")
     return options
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Runs, prints, and judges."""
-    options = parse()
+    options = parse(arguments)
     selected = chosen(options)
     if options.list:
         print("\n".join(f"{cell.id:34} {cell.what}" for cell in selected))
@@ -397,7 +397,6 @@ def main() -> int:
     if options.print_config:
         print(json.dumps(_settings(selected[0], options, [tenant for group in names(selected[0], options.nonce) for tenant in group]), indent=1))
         return 0
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))  # our look at the ledger
     rows, bad = [], 0
     started = time.monotonic()
     for cell in selected:
@@ -415,4 +414,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))  # our looks at the ledger
     sys.exit(main())

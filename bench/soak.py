@@ -18,6 +18,7 @@ import argparse
 import asyncio
 import itertools
 import json
+import logging
 import random
 import re
 import sys
@@ -28,6 +29,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import redis.exceptions
+import structlog
 import uvloop
 
 from cells import LENGTHS, TOKENIZER, prompt
@@ -45,7 +47,7 @@ QUIET_S = TTL_S + 15.0  # after which no hold may be left
 WINDOW_S = 60
 ORGANIZATIONS, STREAMS = 6, 8
 KEY_TOKENS, KEY_NANO_USD = 12_000, 30_000_000
-WINDOW_TOKENS = 20_000
+WINDOW_TOKENS = 40_000
 AUDIT_S = 1.0
 PATIENCE_S = 60.0  # a request that takes longer than this hangs
 WARM_UP = 0.3  # of the time
@@ -469,7 +471,7 @@ def main() -> int:
     options = parser.parse_args()
     seed = options.seed or random.SystemRandom().randrange(1, 10**6)
     rounds = max(1, round(options.minutes * 60 / (ROUND_S + 12)))
-    keys = 6 + 3 * rounds
+    keys = 6 + 5 * rounds
     planned = schedule(seed, rounds)
     print(f"seed {seed}, {rounds} rounds", flush=True)
     if options.schedule:
@@ -491,4 +493,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))  # our looks at the ledger
     sys.exit(main())
