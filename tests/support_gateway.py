@@ -203,6 +203,7 @@ def config(directory: Path, mock_url: str, tenants: str, *, ledger: str = "", ex
     return f"""
 server: {{listen: "127.0.0.1:0"}}
 ledger: {ledger or f"sqlite:///{directory}/ledger.db"}
+records: sqlite:///{directory}/records.db
 journal: {directory}/journal/
 providers:
   mock: {{provider: mock, base_url: {mock_url}/v1, extend: {"on" if extend else "off"}{counted}}}

@@ -347,6 +347,7 @@ def config_text(
     return f"""
 server: {{listen: "127.0.0.1:0", drain: 5s}}
 ledger: {ledger}
+records: sqlite:///{directory}/records.db
 journal: {directory}/journal/
 log: {{access: "off"}}
 providers:
@@ -360,10 +361,13 @@ models:
     deployments: [{{provider: mock, model: mock-free, price: {{input: 0, output: 0}}}}]
 {models}
 tenants:
-{tenants or f'''
+{
+        tenants
+        or f'''
   acme:
     limits: {org}
-    keys: [{{name: key, key: sk-key, limits: {limits}}}]'''}
+    keys: [{{name: key, key: sk-key, limits: {limits}}}]'''
+    }
 {more}"""
 
 

@@ -18,27 +18,34 @@ from pathlib import Path
 import structlog
 
 from sluicegate.config.load import Loaded
-from sluicegate.core import meter
+from sluicegate.core import expired, meter
 from sluicegate.core.claims import Swept
+from sluicegate.core.counters import deployment_tree, refs
 from sluicegate.core.estimate import Learned
 from sluicegate.core.record import Record
-from sluicegate.core.tenants import Deployment, Policy
+from sluicegate.core.tenants import Counter, Deployment, Policy
 from sluicegate.gateway import Gateway
 from sluicegate.http.exchange import Exchange
 from sluicegate.http.server import Server
 from sluicegate.http.upstream import Pool
 from sluicegate.journal import Journal, JournalState
-from sluicegate.ledger.contract import Ledger, LedgerUnavailable, TreeState
+from sluicegate.ledger.contract import Ledger, LedgerUnavailable
 from sluicegate.ledger.memory import MemoryLedger
 from sluicegate.ledger.redis import RedisLedger
 from sluicegate.ledger.sqlite import SqliteLedger
 from sluicegate.observe.log import access_log, configure
 from sluicegate.observe.metrics import Metrics, Siblings
-from sluicegate.outbox import Outbox, replay
+from sluicegate.observe.notices import Notices
+from sluicegate.outbox import Outbox
+from sluicegate.records.rows import RecordsUnavailable
+from sluicegate.records.store import Records
+from sluicegate.recovery import Recovery
+from sluicegate.seeding import counters_by_tree
 from sluicegate.surface import Surface
 from sluicegate.upkeep import Upkeep
 
-LEDGER_AWAY_S = 10.0  # not ready after this long without the ledger, under `on_ledger_failure: refuse`
+LEDGER_AWAY_S = 10.0  # not ready after this long without the ledger or a tree's state, under `on_ledger_failure: refuse`
+START_S = 10.0  # for which a start waits for the states of all trees
 SETTLE_AT_STOP_S = 5.0
 GC_THRESHOLD = 20_000  # allocations; the default of 700 is reached within two requests
 
@@ -61,23 +68,18 @@ def ledger_of(loaded: Loaded) -> Ledger:
     return RedisLedger(config.ledger, config.ledger_timeout_ms, expired_hold)
 
 
-def trees(policy: Policy) -> set[str]:
-    """Every tree whose holds this configuration can make."""
-    found = {key.tree for key in policy.keys.values()}
-    return found | {counter.key_prefix.partition("{")[2].partition("}")[0] for one in deployments(policy) for counter in one.counters}
-
-
-async def use_trees(ledger: Ledger, names: set[str]) -> None:
-    """Takes every tree into use as it is; one without any state begins empty."""
-    for name in sorted(names):
-        seq = await ledger.seq(name, "first") or await ledger.seed(name, "first", ())
-        ledger.trees[name] = TreeState("first", seq, open=True)
-
-
 def deployments(policy: Policy) -> Iterator[Deployment]:
     """All deployments of all models."""
     for model in policy.models.values():
         yield from model.deployments
+
+
+def counters(policy: Policy) -> Iterator[Counter]:
+    """All counters of all keys and deployments; one that binds several comes as often."""
+    for key in policy.keys.values():
+        yield from key.counters
+    for deployment in deployments(policy):
+        yield from deployment.counters
 
 
 class Worker:
@@ -88,6 +90,7 @@ class Worker:
         policy, config = loaded.policy, loaded.config
         self._config = config
         self._loaded = loaded
+        self._keys = {key.id: key for key in policy.keys.values()}
         self.ledger = ledger_of(loaded)
         self.metrics = Metrics(lambda model: model in self.gateway.policy.models)
         self.metrics.refresh = self._gauge
@@ -95,9 +98,11 @@ class Worker:
         self.learned = Learned()
         providers = {one.provider.name: one.provider for one in deployments(policy)}
         self._pools = {name: Pool(provider.base_url, ca_file=provider.ca_file, proxy=provider.proxy) for name, provider in providers.items()}
-        self._journal = Journal.open(config.journal, loop, _journal_state)
-        self._outbox = Outbox(self.ledger, self._journal, time_ms)
-        ids, boot = itertools.count(1), secrets.token_hex(6)
+        ids, boot, trees = itertools.count(1), secrets.token_hex(6), counters_by_tree(policy)
+        self.records = Records(config.records)
+        self.notices = Notices(self.metrics, counters(policy), self.ledger.peek)
+        self._journal = Journal.open(config.journal, boot, loop, _journal_state)
+        self._outbox = Outbox(self.ledger, self._journal, self.records, config.journal, trees, self.notices.on_marks)
         self.gateway = Gateway(
             policy,
             self.ledger,
@@ -106,50 +111,65 @@ class Worker:
             self.learned,
             (self.metrics.observe,) if access is None else (self.metrics.observe, access),
             self._swept,
+            self.notices,
             lambda: f"req_{boot}{next(ids):08x}",
             time.monotonic,  # the loop's own time stands still within a turn and has milliseconds
             time_ms,
             config.server.max_body,
         )
-        ttl_ms, metrics = policy.budget.hold_ttl_ms, self.metrics
-        self._upkeep = Upkeep(self.gateway, self.ledger, self.learned, ttl_ms, self._swept, metrics.ledger, metrics.loop_lag, time.monotonic)
+        self.recovery = Recovery(
+            self.ledger, self.records, self._outbox, lambda: self.gateway.trips, trees, boot, lambda: secrets.token_hex(8), time.monotonic
+        )
+        self._upkeep = self._keep_up()
         self.metrics.journal = lambda: (self._outbox.backlog, self._journal.dropped)
         self._siblings = Siblings(Path(config.journal), self.metrics)
         self.surface = Surface(self.gateway, self.ledger, self.not_ready, self._siblings.scrape, self._may_scrape)
         self._tasks: list[asyncio.Task[None]] = []
         self.server: Server | None = None
 
+    def _keep_up(self) -> Upkeep:
+        metrics, ttl_ms = self.metrics, self._loaded.policy.budget.hold_ttl_ms
+        told = (self._swept, self.notices.on_marks, metrics.ledger, metrics.loop_lag)
+        return Upkeep(self.gateway, self.ledger, self.learned, ttl_ms, *told, time.monotonic)
+
     async def start(self) -> None:
-        """Opens the ledger, replays what dead workers left, starts the background work. A ledger that is away does not stop a start."""
+        """Opens ledger and records, makes sure of every tree's state, replays what dead workers left, starts the background work.
+
+        A ledger or records that are away do not stop a start; nothing is admitted until both are there.
+        """
         for tokenizer in sorted({one.tokenizer for one in deployments(self._loaded.policy) if one.tokenizer}):
             meter.load(tokenizer)
+        loop, there = asyncio.get_running_loop(), True
         try:
             await self.ledger.open()
-            await use_trees(self.ledger, trees(self._loaded.policy))
-            await replay(self._config.journal, self.ledger)
         except LedgerUnavailable as error:
             log.warning("ledger state", **{"from": "unknown", "to": "away", "reason": str(error)})
             self._upkeep.seen_at -= LEDGER_AWAY_S
+            there = False
+        self._tasks.append(loop.create_task(self.recovery.run()))
+        with contextlib.suppress(LedgerUnavailable, RecordsUnavailable):  # the outbox tries again, and says so
+            await self.records.open()
+            await self.recovery.until_open(START_S if there else 0)
+            await self._outbox.replay()
         try:
             await self._siblings.start()
         except OSError as error:  # a gateway without the others' figures is better than none
             log.warning("metrics of other workers cannot be had", reason=str(error))
-        loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(self._upkeep.run()), loop.create_task(self._outbox.run())]
+        self._tasks += [loop.create_task(self._upkeep.run()), loop.create_task(self._outbox.run())]
 
     async def stop(self) -> None:
-        """After the last request: what is owed to the ledger is sent, for a few seconds; the rest stays in the journal."""
+        """After the last request: what is owed to ledger and records is sent, for a few seconds; the rest stays in the journal."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        deadline = asyncio.get_running_loop().time() + SETTLE_AT_STOP_S
-        while self._outbox.backlog and asyncio.get_running_loop().time() < deadline:
-            await self._outbox.retry()
-            await asyncio.sleep(0.05)
+        await self._outbox.finish(SETTLE_AT_STOP_S)
+        with contextlib.suppress(RecordsUnavailable):
+            await self.recovery.leave()
         await self._siblings.stop()
         for pool in self._pools.values():
             await pool.close()
         await self.ledger.close()
+        await self.records.close()
         self._journal.close()
 
     def not_ready(self) -> str:
@@ -159,11 +179,14 @@ class Worker:
         away_s = time.monotonic() - self._upkeep.seen_at
         if away_s >= LEDGER_AWAY_S and self._loaded.policy.on_ledger_failure == "refuse":
             return "the ledger does not answer"
+        if self.recovery.closed_s() > LEDGER_AWAY_S and self._loaded.policy.on_ledger_failure == "refuse":
+            return "the ledger is recovering"
         return ""
 
     def _gauge(self) -> None:
         metrics = self.metrics
         metrics.in_flight = len(self.gateway.trips)
+        metrics.waiting = self.gateway.holding.waiting.depth
         metrics.held_output_tokens = sum(trip.standing.granted for trip in self.gateway.trips if trip.standing is not None)
         metrics.ledger_up = time.monotonic() - self._upkeep.seen_at < LEDGER_AWAY_S
 
@@ -175,11 +198,22 @@ class Worker:
         return hmac.compare_digest(presented, key.get_secret_value().encode())
 
     def _swept(self, swept: Swept) -> None:
-        """A hold that nobody settled: its request gets the record that its worker could not write."""
-        request_id, _, rest = swept.tag.partition(" ")
-        key_id, _, deployment = rest.partition(" ")
+        """A hold that nobody settled: its request gets the record and the usage that its worker could not write."""
+        policy, now_ms = self._loaded.policy, self.ledger.now_ms()
         log.warning("hold expired and was charged", hold_id=swept.hold_id, tag=swept.tag, output_tokens=swept.g, seen=swept.seen)
-        self.metrics.observe(Record(request_id, time_ms(), key_id=key_id, deployment=deployment, error="expired", source="held", held=swept.g))
+        found = expired.read(swept, policy.budget.expired_hold == "charge_seen", now_ms)
+        error, held = "expired", swept.g
+        self.metrics.observe(
+            Record(found.request_id, now_ms, key_id=found.key_id, deployment=found.deployment, error=error, source="held", held=held)
+        )
+        key = self._keys.get(found.key_id)
+        if found.spent is not None:
+            self._outbox.spend(key.tree if key is not None else found.key_id.partition("/")[0], swept.hold_id, found.spent)
+        if key is not None:
+            self._upkeep.charged[key.id] = refs(key.tree, key.counters, now_ms)
+        for deployment in deployments(policy):
+            if deployment.id == found.deployment and deployment.counters:
+                self._upkeep.charged[deployment.id] = refs(deployment_tree(deployment.id), deployment.counters, now_ms)
 
 
 def _journal_state(state: JournalState) -> None:

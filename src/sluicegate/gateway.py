@@ -27,7 +27,8 @@ from sluicegate.growth import Growth, Pace
 from sluicegate.holding import Holding
 from sluicegate.http.exchange import BodyTooLarge, ClientGone, Exchange
 from sluicegate.http.upstream import Pool, UpstreamError, read_all
-from sluicegate.ledger.contract import Ledger, LedgerUnavailable
+from sluicegate.ledger.contract import Ledger, LedgerRecovering, LedgerUnavailable
+from sluicegate.observe.notices import Notices
 from sluicegate.outbox import Outbox
 from sluicegate.reject import Reject
 from sluicegate.relay import Relay
@@ -52,6 +53,7 @@ class Gateway:
         learned: Learned,
         observers: Sequence[Callable[[Record], None]],
         on_swept: Callable[[Swept], None],
+        notices: Notices,
         new_id: Callable[[], str],
         clock: Callable[[], float],
         time_ms: Callable[[], int],
@@ -60,7 +62,8 @@ class Gateway:
         self.policy = policy
         self.trips: set[Trip] = set()  # in flight; their holds are renewed
         self.plans = Plans()
-        self._holding = Holding(ledger, outbox, self.plans, learned, on_swept, clock)
+        self.holding = Holding(ledger, outbox, self.plans, learned, on_swept, notices, clock)
+        self._notices = notices
         self.identify = Credentials(policy.keys).identify
         self._ledger = ledger
         self._pools = pools
@@ -89,6 +92,8 @@ class Gateway:
             trip.rejected = reject.bad_request(error)
         except BodyTooLarge:
             trip.rejected = reject.body_too_large(self._max_body_bytes)
+        except LedgerRecovering:
+            trip.rejected = reject.ledger_recovering()
         except LedgerUnavailable:
             trip.rejected = reject.ledger_unavailable()
         except ClientGone:
@@ -105,7 +110,7 @@ class Gateway:
         trip.exchange.on_gone = None
         record = None
         if trip.standing is not None:
-            record = self._holding.settle(trip, trip.standing)
+            record = self.holding.settle(trip, trip.standing)
             await _next_turn()  # the journal and the ledger's link write at the end of this turn; the last byte goes out in the next
         now = self._clock()
         answers.finish(trip, now)
@@ -134,7 +139,7 @@ class Gateway:
         rejected: Reject | None = None
         for number, deployment in enumerate(plan.model.deployments, 1):
             try:
-                attempt = await self._holding.take(trip, number, deployment, plan, request)
+                attempt = await self.holding.take(trip, number, deployment, plan, request)
             except Reject as refused:
                 rejected = refused
                 if refused.here_only:
@@ -148,7 +153,7 @@ class Gateway:
                     await self._deliver(trip, attempt, attempt.relay)
                 return
             if attempt.billed != "no":
-                self._holding.settle(trip, attempt)
+                self.holding.settle(trip, attempt)
             if trip.exchange.gone:
                 raise ClientGone
             rejected = reject.upstream(outcome)
@@ -283,7 +288,7 @@ class Gateway:
         if self._learned.observe(
             attempt.figures, usage, meter, model=plan.model, deployment=attempt.deployment, key=plan.key, truncated=attempt.cut_short
         ):
-            log.warning("deployment is capped from now on: it bills more than it shows", deployment=attempt.deployment.id)
+            self._notices.overrun(attempt.deployment.id)
 
 
 @types.coroutine

@@ -1,10 +1,14 @@
 """Holds of attempts: asked for before a call, ended after it. Admit may refuse; settle may not.
 
 The claims of one attempt at one deployment are held together, the deployment's own limits apart from the key's. Every hold that is granted ends
-once, in `settle` or `cancel`, whatever happened: the journal's line first, then the ledger.
+once, in `settle` or `cancel`, whatever happened: the journal's line first, then the ledger. With `budget.queue` a request that a limit of the key
+refuses for a time waits before it is told (waiting.py); meanwhile it holds nothing.
 """
 
 from collections.abc import Callable
+from functools import partial
+from math import inf
+from typing import Any
 
 from sluicegate import reject
 from sluicegate.core import refusals
@@ -12,15 +16,18 @@ from sluicegate.core.claims import Admission, Reply, Settlement, Swept
 from sluicegate.core.estimate import Learned
 from sluicegate.core.limits import Unit
 from sluicegate.core.plan import Plan, Plans, fit
-from sluicegate.core.record import Record
-from sluicegate.core.tenants import Deployment
+from sluicegate.core.record import Record, Spent
+from sluicegate.core.refusals import Refusal
+from sluicegate.core.tenants import Deployment, Key
 from sluicegate.core.usage import NOTHING, Charge
 from sluicegate.dialects.form import Request
 from sluicegate.http.exchange import ClientGone
-from sluicegate.ledger.contract import Ledger, LedgerUnavailable
+from sluicegate.ledger.contract import Ledger, LedgerRecovering, LedgerUnavailable
+from sluicegate.observe.notices import Notices
 from sluicegate.outbox import Outbox
 from sluicegate.reject import Reject
 from sluicegate.trip import Attempt, Held, Trip
+from sluicegate.waiting import POLL_S, Place, Waiting, newcomer
 
 STALE_RETRIES = 3
 
@@ -35,8 +42,11 @@ class Holding:
         plans: Plans,
         learned: Learned,
         on_swept: Callable[[Swept], None],
+        notices: Notices,
         clock: Callable[[], float],
     ) -> None:
+        self.waiting = Waiting(clock)
+        self._notices = notices
         self._plans = plans
         self._ledger = ledger
         self._outbox = outbox
@@ -45,99 +55,200 @@ class Holding:
         self._clock = clock
 
     async def take(self, trip: Trip, number: int, deployment: Deployment, plan: Plan, request: Request) -> Attempt:
-        """A hold for one attempt at one deployment. Raises Reject; what was held before then stands."""
+        """A hold for one attempt at one deployment. Raises Reject, ClientGone; what was held before then stands, unless it had to wait."""
+        attempt = self._attempt(trip, number, deployment, plan, request)
+        waiting, place = self.waiting, None
+        try:
+            while True:
+                refusal, behind = None, self._behind(trip, attempt, plan.key, place) if waiting.lines else -1
+                if behind < 0:
+                    if deployment.counters:
+                        await self._hold_at_deployment(trip, attempt, plan.key)
+                    if not plan.template.counters:
+                        break
+                    admission = self._admission(trip, attempt)
+                    refusal = self._admitted(trip, attempt, admission, await self._admit(trip, attempt.held, admission))
+                    if refusal is None:
+                        break
+                place = self._stand(trip, attempt, plan, place, refusal, behind)
+                await waiting.turn(place)
+                if trip.exchange.gone:
+                    raise ClientGone
+        except BaseException as error:
+            self.cancel(attempt)
+            if place is not None:
+                self._end_wait(trip, attempt, place, error)
+            raise
+        if place is not None:
+            self._end_wait(trip, attempt, place, None)
+        earlier, trip.standing = trip.standing, attempt
+        if earlier is not None:
+            self._leave(trip, earlier, attempt)
+        if trip.exchange.gone:
+            raise ClientGone
+        return attempt
+
+    def _attempt(self, trip: Trip, number: int, deployment: Deployment, plan: Plan, request: Request) -> Attempt:
+        """An attempt that holds nothing yet. Raises Reject where no ledger need be asked."""
         policy, template = trip.policy, plan.template
-        if template.has_usd and deployment.price is None and policy.unpriced == "refuse":
+        if template.needs_price and deployment.price is None and policy.unpriced == "refuse":
             raise reject.price_unknown(plan.model.name)
         figures = self._learned.figures(request, plan.model, deployment, plan.key, policy.budget)
         misfit = fit(template, figures, deployment.price, request.cap is not None)
         if misfit is not None:
             shown = policy.budget.show_figures
-            raise reject.refused(refusals.too_large(misfit.counter, misfit.requested, misfit.fits_output_tokens, shown), shown)
+            raise reject.refused(refusals.too_large(misfit.counter, misfit.requested, misfit.fits_output_tokens, misfit.reserved, shown), shown)
         attempt = Attempt(f"{trip.request_id}.{number}", deployment, figures, template)
         attempt.visible = deployment.visible and not self._learned.exceeded(deployment)
         attempt.extends = request.stream and deployment.extend and attempt.visible
-        try:
-            if deployment.counters:
-                await self._hold_at_deployment(trip, attempt)
-            if template.counters:
-                admission = self._admission(trip, attempt, plan)
-                self._admitted(trip, attempt, admission, await self._admit(trip, attempt.held, admission))
-        except (Reject, LedgerUnavailable):
-            self.cancel(attempt)
-            raise
-        earlier, trip.standing = trip.standing, attempt
-        if earlier is not None:
-            self._leave(earlier, attempt)
-        if trip.exchange.gone:
-            raise ClientGone
         return attempt
 
-    def _admission(self, trip: Trip, attempt: Attempt, plan: Plan) -> Admission:
+    def _admission(self, trip: Trip, attempt: Attempt) -> Admission:
         """What an attempt asks of the key's limits."""
         figures, held = attempt.figures, attempt.held
         return Admission(
             held.hold_id,
             held.template.refset(self._ledger.now_ms()),
-            held.template.amounts(figures, attempt.deployment.price, 0 if trip.counted else 1),
+            self._amounts(trip, attempt),
             figures.need,
             figures.aim if attempt.extends else figures.want,
             figures.want,
             trip.policy.budget.hold_ttl_ms,
-            f"{trip.request_id} {plan.key.id} {attempt.deployment.id}",
+            trip.tag(attempt, False),
             trip.standing.held.hold_id if trip.standing is not None else "",
         )
 
-    def _admitted(self, trip: Trip, attempt: Attempt, admission: Admission, reply: Reply | None) -> None:
-        """Takes the ledger's answer for the key's limits. Raises Reject where they refuse."""
+    def _admitted(self, trip: Trip, attempt: Attempt, admission: Admission, reply: Reply | None) -> Refusal | None:
+        """Takes the ledger's answer for the key's limits: why they refuse, if they do."""
         if reply is None:
-            return
-        figures, held, budget = attempt.figures, attempt.held, trip.policy.budget
+            return None
+        figures, template = attempt.figures, attempt.held.template
         trip.reply, trip.refset = reply, admission.refs
-        if reply.status != "granted":
-            refusal = refusals.explain(
-                held.template.counters,
-                admission.refs,
-                admission.amounts,
-                figures.need,
-                figures.want,
-                reply,
-                aim=figures.aim,
-                usd_rate=held.template.usd_rate(attempt.deployment.price),
-                show_figures=budget.show_figures,
-            )
-            rejected = reject.refused(refusal, budget.show_figures)
-            rejected.here_only = refusal.counter.unit is Unit.USD or refusal.counter.models is not None
-            raise rejected
-        attempt.granted = reply.g
-        attempt.extends = attempt.extends and reply.room >= figures.want  # a limit that is nearly used up is held as a cap
+        if reply.status == "granted":
+            attempt.granted = reply.g
+            attempt.extends = attempt.extends and reply.room >= figures.want  # a limit that is nearly used up is held as a cap
+            if template.shadows:
+                self._look_at_shadows(trip, attempt.held, admission, reply)
+            return None
+        return refusals.explain(template.counters, admission.refs, admission.amounts, figures.need, figures.want, reply, **self._told(trip, attempt))
 
-    async def _hold_at_deployment(self, trip: Trip, attempt: Attempt) -> None:
+    def _rejected(self, trip: Trip, refusal: Refusal) -> Reject:
+        rejected = reject.refused(refusal, trip.policy.budget.show_figures)
+        rejected.here_only = _here_only(refusal)
+        return rejected
+
+    def _amounts(self, trip: Trip, attempt: Attempt) -> tuple[int, ...]:
+        """What an attempt claims of the key's limits."""
+        return attempt.held.template.amounts(attempt.figures, attempt.deployment.price, 0 if trip.counted else 1)
+
+    def _told(self, trip: Trip, attempt: Attempt) -> Any:
+        """What a refusal is explained with, beside the claims."""
+        usd_rate = attempt.held.template.usd_rate(attempt.deployment.price)
+        return {"aim": attempt.figures.aim, "usd_rate": usd_rate, "show_figures": trip.policy.budget.show_figures}
+
+    def _look_at_shadows(self, trip: Trip, held: Held, admission: Admission, reply: Reply) -> None:
+        """Reports each counter whose shadow limits would have refused this request, once."""
+        template = held.template
+        for i in refusals.shadowed(template.shadows, admission.refs, admission.amounts, admission.need, reply):
+            counter = template.counters[i]
+            if counter not in trip.shadowed:
+                trip.shadowed += (counter,)
+                self._notices.shadow(counter)
+            if admission.refs.refs[i].kind == "b":
+                held.spared += (i,)
+
+    # -- waiting --------------------------------------------------------------------------------------------------------------------------
+
+    def _behind(self, trip: Trip, attempt: Attempt, key: Key, place: Place | None) -> int:
+        """The counter at which somebody else must be served before this request may ask; -1: none."""
+        order = newcomer(key.priority) if place is None else place.order
+        return self.waiting.ahead(attempt.held.template.counters, self._amounts(trip, attempt), order)
+
+    def _stand(self, trip: Trip, attempt: Attempt, plan: Plan, place: Place | None, refusal: Refusal | None, behind: int) -> Place:
+        """A place in the line of the counter that refused, or at which others must be served first. Raises Reject where that is no use."""
+        waiting, budget, counters, reply = self.waiting, trip.policy.budget, attempt.held.template.counters, trip.reply
+        left_s = budget.queue_max_wait_ms / 1000 - trip.waited_s if place is None else waiting.left_s(place)
+        room_in_s, standing = 0.0, None
+        if refusal is not None:
+            assert reply is not None
+            behind = counters.index(refusal.counter)
+            standing = reply.states[behind], reply.now_ms
+            elsewhere = _here_only(refusal) and attempt.deployment is not plan.model.deployments[-1]
+            room_in_s = inf if elsewhere else _room_in_s(refusal, reply.now_ms)
+        if left_s <= 0 or room_in_s > left_s:
+            raise self._rejected(trip, refusal or self._still_waiting(trip, attempt, behind))
+        if place is None:
+            place = waiting.enter(plan.key.priority, left_s)
+            trip.exchange.on_gone = partial(waiting.gone, place)
+        place.poll_s = min(room_in_s, POLL_S) or POLL_S
+        self._give_back(trip, attempt)
+        if not waiting.stand(place, counters[behind], budget.queue_max_depth, standing):
+            self._notices.waited("full", 0)
+            raise self._rejected(trip, refusal or self._still_waiting(trip, attempt, behind))
+        return place
+
+    def _still_waiting(self, trip: Trip, attempt: Attempt, behind: int) -> Refusal:
+        """What a request is told that others are ahead of: the counter refuses it for the time being."""
+        template, figures = attempt.held.template, attempt.figures
+        standing = self.waiting.lines[template.counters[behind].key_prefix].standing
+        refset, amounts = template.refset(self._ledger.now_ms()), self._amounts(trip, attempt)
+        told = self._told(trip, attempt)
+        return refusals.still_waiting(behind, template.counters, refset, amounts, figures.need, figures.want, standing, **told)
+
+    def _give_back(self, trip: Trip, attempt: Attempt) -> None:
+        """A place costs no hold: neither at the deployment nor of an earlier attempt."""
+        if attempt.at_deployment is not None:
+            self._end(attempt.at_deployment, NOTHING, 0)
+            attempt.at_deployment = None
+        if trip.standing is not None:
+            self.settle(trip, trip.standing)
+
+    def _end_wait(self, trip: Trip, attempt: Attempt, place: Place, error: BaseException | None) -> None:
+        """The wait is over: served (no error), refused, left, or the ledger went away."""
+        if isinstance(error, LedgerUnavailable) or attempt.held.mode == "force":
+            self.waiting.dissolve(place)
+        self.waiting.leave(place)
+        trip.exchange.on_gone = None
+        waited_s = self._clock() - place.since
+        trip.waited_s += waited_s
+        trip.upstream_s += waited_s  # no overhead of ours
+        self._notices.waited(_ended(error), int(waited_s * 1e6))
+
+    # -- asking ---------------------------------------------------------------------------------------------------------------------------
+
+    async def _hold_at_deployment(self, trip: Trip, attempt: Attempt, key: Key) -> None:
         """The deployment's own limits: all or nothing, never extended. No room there means: try elsewhere."""
-        template = self._plans.of_deployment(attempt.deployment)
-        held = attempt.at_deployment = Held(attempt.held.hold_id + ".d", template)
+        template = self._plans.of_deployment(attempt.deployment, key.priority)
+        attempt.asked += 1  # an id that was given back is not asked for again
+        held = attempt.at_deployment = Held(f"{attempt.held.hold_id}.d{attempt.asked}", template)
         figures, want = attempt.figures, attempt.figures.want
         amounts = template.amounts(figures, attempt.deployment.price, 1)
         refset, ttl_ms = template.refset(self._ledger.now_ms()), trip.policy.budget.hold_ttl_ms
-        admission = Admission(held.hold_id, refset, amounts, want, want, want, ttl_ms, f"{trip.request_id} {attempt.deployment.id}")
+        admission = Admission(held.hold_id, refset, amounts, want, want, want, ttl_ms, trip.tag(attempt, True))
         reply = await self._admit(trip, held, admission)
         if reply is not None and reply.status != "granted":
             raise reject.deployment_full(refusals.explain(template.counters, admission.refs, amounts, want, want, reply))
+        if reply is not None and template.shadows:
+            self._look_at_shadows(trip, held, admission, reply)
 
     async def _admit(self, trip: Trip, held: Held, admission: Admission) -> Reply | None:
         """Asks the ledger. None: the ledger is away and the policy is to serve without a hold and charge afterwards."""
         for _ in range(STALE_RETRIES):
             held.refset = admission.refs
+            held.epoch = self._epoch(admission.refs.tree)
             try:
                 reply = await self._ledger.admit(admission)
-            except LedgerUnavailable:
+            except LedgerUnavailable as error:
                 if trip.policy.on_ledger_failure == "refuse":
+                    if isinstance(error, LedgerRecovering):
+                        held.refset = None  # it has done nothing
                     raise
-                held.mode = "force"
+                held.mode, held.admitted_ms = "force", self._ledger.now_ms()
                 return None
             for swept in reply.swept:
                 self._on_swept(swept)
             if reply.status == "granted":
+                held.admitted_ms = reply.now_ms
                 return reply
             held.refset = None  # nothing is held
             if reply.status != "stale_window":
@@ -153,26 +264,65 @@ class Holding:
         requests = 1 if trip.written and not trip.counted else 0
         trip.counted = trip.counted or bool(requests)
         record = trip.record(self._clock())
-        self._end(attempt.held, charge, requests, record)
+        self._end(attempt.held, charge, requests, record, self._spent(trip, attempt, charge, requests))
         if attempt.at_deployment is not None:
-            self._end(attempt.at_deployment, charge, int(attempt.written), None)
+            self._end(attempt.at_deployment, charge, int(attempt.written))
         trip.standing = None
         return record
 
     def cancel(self, attempt: Attempt) -> None:
         """Gives back what an attempt holds that was never sent; an admission in doubt is marked, so that it is not granted late."""
-        self._end(attempt.held, NOTHING, 0, None)
+        self._end(attempt.held, NOTHING, 0)
         if attempt.at_deployment is not None:
-            self._end(attempt.at_deployment, NOTHING, 0, None)
+            self._end(attempt.at_deployment, NOTHING, 0)
 
-    def _leave(self, earlier: Attempt, attempt: Attempt) -> None:
+    def _leave(self, trip: Trip, earlier: Attempt, attempt: Attempt) -> None:
         """Ends what an attempt that was not billed holds, but for what `attempt` took over in the step that admitted it."""
         if attempt.held.mode == "force":  # nothing was admitted
-            self._end(earlier.held, NOTHING, 0, None)
+            self._end(earlier.held, NOTHING, 0)
         if earlier.at_deployment is not None:
-            self._end(earlier.at_deployment, NOTHING, int(earlier.written), None)
+            self._end(earlier.at_deployment, NOTHING, int(earlier.written), None, self._spent(trip, earlier, NOTHING, 0))
 
-    def _end(self, held: Held, charge: Charge, requests: int, record: Record | None) -> None:
+    def _end(self, held: Held, charge: Charge, requests: int, record: Record | None = None, spent: Spent | None = None) -> None:
         if held.refset is not None:
             used = held.template.used(charge, requests)
-            self._outbox.settle(Settlement(held.hold_id, held.refset, used, held.mode if any(used) else "cancel"), record)
+            if held.spared:
+                used = tuple(0 if i in held.spared else n for i, n in enumerate(used))
+            epoch = held.epoch if held.mode == "settle" else self._epoch(held.refset.tree)
+            self._outbox.settle(Settlement(held.hold_id, held.refset, used, held.mode if any(used) else "cancel", epoch), record, spent)
+            if self.waiting.lines:
+                self.waiting.stir(held.template.counters)
+        elif spent is not None:
+            self._outbox.spend(held.template.tree, held.hold_id, spent)
+
+    def _spent(self, trip: Trip, attempt: Attempt, charge: Charge, requests: int) -> Spent | None:
+        """What one attempt adds to the usage."""
+        plan, written, own = trip.plan, attempt.written, attempt.at_deployment
+        if plan is None or not (requests or written):
+            return None
+        admitted_ms = attempt.held.admitted_ms or (own.admitted_ms if own is not None else 0) or self._ledger.now_ms()
+        amounts = charge.input_tokens, charge.output_tokens, charge.cost_nano_usd
+        return Spent(plan.key.id, plan.model.name, attempt.deployment.id, admitted_ms, requests, int(written), *amounts)
+
+    def _epoch(self, tree: str) -> str:
+        state = self._ledger.trees.get(tree)
+        return state.epoch if state is not None else ""
+
+
+def _here_only(refusal: Refusal) -> bool:
+    """Whether another deployment, or another model's, may have room."""
+    return refusal.counter.unit is Unit.USD or refusal.counter.models is not None
+
+
+def _room_in_s(refusal: Refusal, now_ms: int) -> float:
+    """How long it takes until there is room, at the least; 0: any moment; inf: waiting does not help."""
+    if refusal.reason == "rate":
+        return (refusal.resets_at_ms - now_ms) / 1000
+    return 0.0 if refusal.reason in ("busy", "concurrency") else inf
+
+
+def _ended(error: BaseException | None) -> str:
+    """How a wait ended, for the metrics."""
+    if error is None:
+        return "served"
+    return "refused" if isinstance(error, Reject) else "left" if isinstance(error, ClientGone) else "failed"

@@ -1,84 +1,339 @@
-"""Settlements on their way to the ledger: the journal first, then the ledger, again until it has taken each one.
+"""What was used, on its way to the ledger and to the records: the journal first, then each of them, again until it has taken it.
 
-Settles are idempotent by hold id, so one whose outcome is unknown is simply sent again. Nothing used is lost: what the ledger has not
-acknowledged stays in the journal's file and is replayed by whoever finds that file unlocked.
+To the ledger goes each settlement by itself. Settles are idempotent by hold id, so one whose outcome is unknown is simply sent again. A settlement
+of another epoch than the tree's present one (the state has been seeded anew since its hold was admitted) is charged unless the records had it
+when the tree was seeded: its usage is then in the sums.
+To the records goes usage in batches, once a second: sums per second of admission, key, model and deployment. A batch is sent as it is until it is
+taken; the records take it once (writer, upto). Records that are away stop nothing: the journal keeps the lines.
+
+Nothing used is lost: what either side has not taken stays in the journal's file, and is replayed by whoever finds that file unlocked.
 """
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Container, Iterable
+from functools import partial
+from operator import itemgetter
 
 import structlog
 
 from sluicegate import journal as journaling
-from sluicegate.core.claims import Settled, Settlement
-from sluicegate.core.record import Record
+from sluicegate import leftovers
+from sluicegate.core.claims import RefSet, Settled, Settlement
+from sluicegate.core.record import Record, Spent
 from sluicegate.journal import Journal
-from sluicegate.ledger.contract import Ledger, LedgerUnavailable
+from sluicegate.ledger.contract import Ledger, LedgerRecovering, LedgerUnavailable
+from sluicegate.records.rows import RecordsUnavailable, UsageRow
+from sluicegate.records.store import Records
 
 RETRY_S = 1.0
 RETRY_AT_ONCE = 256
+FINISH_EVERY_S = 0.02
+REPLAY_EVERY = 10  # rounds: workers beside this one may have died
+
+Marks = tuple[tuple[int, int], ...]
 
 log = structlog.get_logger("outbox")
+
+
+class Usage:
+    """Sums of what was spent, by second of admission, key, model and deployment."""
+
+    def __init__(self) -> None:
+        self._sums: dict[tuple[str, int, str, str, str], list[int]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._sums)
+
+    def add(self, tree: str, spent: Spent) -> None:
+        """Adds what one settlement spent."""
+        key = (tree, spent.admitted_ms // 1000, spent.key_id, spent.model, spent.deployment)
+        sums = self._sums.get(key)
+        if sums is None:
+            self._sums[key] = [spent.requests, spent.attempts, spent.input_tokens, spent.output_tokens, spent.cost_nano_usd]
+        else:
+            sums[0] += spent.requests
+            sums[1] += spent.attempts
+            sums[2] += spent.input_tokens
+            sums[3] += spent.output_tokens
+            sums[4] += spent.cost_nano_usd
+
+    def rows(self) -> list[UsageRow]:
+        """As the records take them."""
+        return [UsageRow(*key, *sums) for key, sums in self._sums.items()]
 
 
 class Outbox:
     """One per worker. `backlog` counts settlements that the ledger has not taken yet."""
 
-    def __init__(self, ledger: Ledger, journal: Journal, time_ms: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        journal: Journal,
+        records: Records,
+        directory: str,
+        trees: Container[str],
+        on_marks: Callable[[RefSet, Marks], object],
+    ) -> None:
+        """directory: of the journals of all workers of this machine. trees: of the present configuration; others have no state to settle in.
+
+        on_marks: told of warning marks that a settlement reached.
+        """
         self._ledger = ledger
         self._journal = journal
-        self._time_ms = time_ms
+        self._records = records
+        self._directory = directory
+        self._known = trees
+        self._on_marks = on_marks
         self._owed: dict[int, Settlement] = {}
         self._failed: dict[int, Settlement] = {}  # those of them that are not on their way
+        self._usage = Usage()
+        self._batch: tuple[int, list[UsageRow]] | None = None  # sent to the records, outcome unknown
+        self._upto = 0  # the records have the usage of all lines up to this one
+        self._usage_lines: list[int] = []  # that the ledger need not be told of
+        self._flushing = asyncio.Lock()
+        self._replay_due = True
+        self._away = False
 
     @property
     def backlog(self) -> int:
         return len(self._owed)
 
-    def settle(self, settlement: Settlement, record: Record | None) -> "asyncio.Future[Settled]":
-        """Writes the journal's line and the ledger's call, in that order. The future may fail; the settlement is then sent again later."""
-        line = self._journal.append(journaling.encode(settlement, record, self._time_ms()))
-        return self._send(line, settlement)
+    @property
+    def last_seq(self) -> int:
+        """Of the line that was appended last."""
+        return self._journal.next_seq - 1
 
-    async def run(self) -> None:
-        """Sends again what the ledger did not take. Runs until cancelled."""
-        while True:
-            await asyncio.sleep(RETRY_S)
-            await self.retry()
+    # -- taking -----------------------------------------------------------------------------------------------------------------------------
 
-    async def retry(self) -> None:
-        """One round: at most 256 settlements, oldest first; stops at the first that fails."""
-        for line, settlement in list(self._failed.items())[:RETRY_AT_ONCE]:
-            try:
-                await self._send(line, settlement)
-            except LedgerUnavailable:
-                return
+    def settle(self, settlement: Settlement, record: Record | None, spent: Spent | None = None) -> None:
+        """Writes the journal's line and the ledger's call, in that order. What fails is sent again later."""
+        journal, tree = self._journal, settlement.refs.tree
+        seq = journal.append(journaling.encode(settlement, record, spent, journal.writer, journal.next_seq))
+        if spent is not None:
+            self._usage.add(tree, spent)
+        state = self._ledger.trees.get(tree)
+        if state is not None and state.epoch == settlement.epoch:
+            self._send(seq, settlement)
+        else:
+            self._owed[seq] = self._failed[seq] = settlement
 
-    def _send(self, line: int, settlement: Settlement) -> "asyncio.Future[Settled]":
-        self._owed[line] = settlement
+    def spend(self, tree: str, hold_id: str, spent: Spent) -> None:
+        """Usage that the ledger need not be told of: it has charged it, or no limit counts it."""
+        journal = self._journal
+        self._usage_lines.append(journal.append(journaling.encode_usage(tree, hold_id, spent, journal.writer, journal.next_seq)))
+        self._usage.add(tree, spent)
+
+    def _send(self, seq: int, settlement: Settlement) -> "asyncio.Future[Settled]":
+        self._owed[seq] = settlement
         future = self._ledger.settle(settlement)
-        future.add_done_callback(lambda done: self._answered(line, settlement, done))
+        future.add_done_callback(partial(self._answered, seq, settlement))
         return future
 
-    def _answered(self, line: int, settlement: Settlement, done: "asyncio.Future[Settled]") -> None:
-        if not done.cancelled() and done.exception() is None:
-            self._owed.pop(line, None)
-            self._failed.pop(line, None)
-            self._journal.acknowledge(line)
-        else:
-            self._failed[line] = settlement
+    def _answered(self, seq: int, settlement: Settlement, done: "asyncio.Future[Settled]") -> None:
+        try:
+            settled = done.result()
+        except (Exception, asyncio.CancelledError):
+            self._failed[seq] = settlement
+            return
+        self._taken(seq)
+        if settled.marks:
+            self._on_marks(settlement.refs, settled.marks)
+
+    def _taken(self, seq: int) -> None:
+        self._owed.pop(seq, None)
+        if self._failed:
+            self._failed.pop(seq, None)
+        self._journal.acknowledge(seq)
+
+    # -- to the records ---------------------------------------------------------------------------------------------------------------------
+
+    async def flush(self) -> None:
+        """Brings all usage so far into the records. Raises RecordsUnavailable; it is then sent with the next."""
+        async with self._flushing:
+            if self._batch is not None:
+                await self._add(*self._batch)
+            if self.last_seq > self._upto:
+                self._batch = self.last_seq, self._usage.rows()
+                self._usage = Usage()
+                await self._add(*self._batch)
+
+    async def _add(self, upto: int, rows: list[UsageRow]) -> None:
+        await self._records.add(self._journal.writer, upto, rows)
+        self._batch = None
+        self._upto = upto
+        done = [seq for seq in self._usage_lines if seq <= upto]
+        self._usage_lines = self._usage_lines[len(done) :]
+        for seq in done:
+            self._journal.acknowledge(seq)
+        self._journal.recorded(upto)
+
+    # -- to the ledger, again ---------------------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Once a second: flushes, sends again what the ledger did not take. Runs until cancelled."""
+        for rounds in itertools.count(1):
+            await asyncio.sleep(RETRY_S)
+            self._replay_due = self._replay_due or not rounds % REPLAY_EVERY
+            try:
+                await self._round()
+            except Exception:
+                log.exception("background work failed", work="outbox")
+
+    async def finish(self, within_s: float) -> None:
+        """At the end of a worker: tries to bring everything to both, for so long; the rest stays in the journal."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                while self._owed or self._upto < self.last_seq:
+                    with contextlib.suppress(LedgerUnavailable, RecordsUnavailable):
+                        await self.flush()
+                        await self.retry()
+                    await asyncio.sleep(FINISH_EVERY_S)
+                with contextlib.suppress(RecordsUnavailable):
+                    await self._records.forget(self._journal.writer)
+
+    async def _round(self) -> None:
+        try:
+            await self.flush()
+            self._change(away=False)
+        except RecordsUnavailable as error:
+            self._change(away=True, why=str(error))
+        try:
+            await self.retry()
+            if self._replay_due:
+                await self.replay()
+        except (LedgerUnavailable, RecordsUnavailable):
+            return  # whoever is away is logged elsewhere; the next round tries again
+
+    def _change(self, away: bool, why: str = "") -> None:
+        if away != self._away:
+            self._away = away
+            log.warning("records state", **{"from": "up" if away else "away", "to": "away" if away else "up", "reason": why})
+
+    async def retry(self) -> None:
+        """One round: at most 256 settlements, oldest first. A tree that is recovering is passed over.
+
+        Raises LedgerUnavailable, RecordsUnavailable at the first that fails.
+        """
+        waiting = [(seq, s) for seq, s in self._failed.items() if s.refs.tree in self._ledger.trees][:RETRY_AT_ONCE]
+        for tree, lines in _by_tree(waiting).items():
+            with contextlib.suppress(LedgerRecovering):
+                await self._bring(tree, self._journal.writer, lines, self._send, self._taken)
+
+    async def catch_up(self, tree: str, mark: int) -> None:
+        """Charges to a state that has been seeded what its sums did not have: what is owed, and what an earlier state took too late for them.
+
+        mark: the last line that can have been sent to an earlier state. Raises LedgerUnavailable, RecordsUnavailable.
+        """
+        writer = self._journal.writer
+        await self.flush()
+        lines = {seq: s for seq, s in self._owed.items() if s.refs.tree == tree}
+        if mark and not await self._records.included(tree, writer, mark):  # the others seeded without us
+            self._journal.flush()
+            files = await asyncio.to_thread(leftovers.read_own, self._directory, writer)
+            for entry in (entry for file in files for entry in file.entries if entry.tree == tree):
+                if entry.settlement is not None and entry.seq <= mark:
+                    lines.setdefault(entry.seq, entry.settlement)
+        await self._bring(tree, writer, sorted(lines.items(), key=itemgetter(0)), self._send, self._taken)
+
+    async def _bring(
+        self,
+        tree: str,
+        writer: str,
+        lines: list[tuple[int, Settlement]],
+        send: Callable[[int, Settlement], "asyncio.Future[Settled]"],
+        taken: Callable[[int], object],
+    ) -> int:
+        """Settles lines of one tree and writer, in order, in the tree's present epoch; answers how many the ledger had not seen.
+
+        Those of another epoch are charged where the last seeding did not have them. Raises LedgerUnavailable, RecordsUnavailable.
+        """
+        epoch = self._epoch(tree)
+        others = [line for line in lines if line[1].epoch != epoch]
+        charged = {seq for seq, _ in await self._not_in_sums(tree, writer, others)} if others else set()
+        count = 0
+        for seq, settlement in lines:
+            if self._epoch(tree) != epoch:
+                raise LedgerRecovering(f"the state of tree {tree} was lost meanwhile")
+            if settlement.epoch != epoch:
+                if seq not in charged:
+                    taken(seq)
+                    continue
+                settlement.mode, settlement.epoch = "force", epoch
+            count += (await send(seq, settlement)).status != "already"
+        return count
+
+    def _epoch(self, tree: str) -> str:
+        state = self._ledger.trees.get(tree)
+        if state is None:
+            raise LedgerRecovering(f"the state of tree {tree} is not known")
+        return state.epoch
+
+    async def _not_in_sums(self, tree: str, writer: str, lines: list[tuple[int, Settlement]]) -> list[tuple[int, Settlement]]:
+        """Of lines in order, those that used something and were not in the sums of the tree's last seeding. What it had is their beginning."""
+        if writer == self._journal.writer and lines[-1][0] > self._upto:
+            await self.flush()  # from now on the sums of any later seeding have them
+        low, high = 0, len(lines)
+        while low < high:
+            middle = (low + high) // 2
+            if await self._records.included(tree, writer, lines[middle][0]):
+                low = middle + 1
+            else:
+                high = middle
+        return [line for line in lines[low:] if line[1].mode != "cancel"]
+
+    # -- what others left -------------------------------------------------------------------------------------------------------------------
+
+    async def replay(self) -> int:
+        """Takes over what workers that are gone left: first to the records, then to the ledger. Answers how many lines the ledger had not seen.
+
+        Raises LedgerUnavailable, RecordsUnavailable half way; it is then found again.
+        """
+        count = 0
+        for leftover in leftovers.leftovers(self._directory):
+            writers: set[str] = set()
+            for path in leftover.paths:
+                file = await asyncio.to_thread(leftover.read, path)
+                await self._record(file)
+                for tree, lines in _by_tree((entry.seq, entry.settlement) for entry in file.entries if entry.settlement is not None).items():
+                    if tree in self._known:
+                        count += await self._bring(tree, file.entries[0].writer, lines, lambda _, s: self._ledger.settle(s), lambda _: None)
+                writers.update(entry.writer for entry in file.entries)
+                if file.corrupt or file.torn:
+                    log.warning("journal lines not readable", file=path.name, lines=len(file.corrupt), torn=bool(file.torn))
+            leftover.remove()
+            for writer in writers:
+                await self._records.forget(writer)
+        self._replay_due = False
+        if count:
+            log.info("journal replayed", settlements=count)
+        return count
+
+    async def record_leftovers(self) -> None:
+        """Brings the usage of workers that are gone into the records, so that sums have it. Raises RecordsUnavailable."""
+        for leftover in leftovers.leftovers(self._directory):
+            for path in leftover.paths:
+                await self._record(await asyncio.to_thread(leftover.read, path))
+
+    async def _record(self, file: leftovers.File) -> None:
+        if not file.entries:
+            return
+        writer, upto = file.entries[0].writer, file.entries[-1].seq
+        written = await self._records.written(writer)
+        if written >= upto:
+            return
+        usage = Usage()
+        for entry in file.entries:
+            if entry.seq > written and entry.spent is not None:
+                usage.add(entry.tree, entry.spent)
+        await self._records.add(writer, upto, usage.rows())
 
 
-async def replay(directory: str, ledger: Ledger) -> int:
-    """Settles what the journals of dead workers hold; answers how many lines the ledger had not seen. Raises LedgerUnavailable half way."""
-    taken = 0
-    for leftover in journaling.leftover(directory):
-        for entry in leftover.entries:
-            settled = await ledger.settle(entry.settlement)
-            taken += settled.status != "already"
-        if leftover.corrupt or leftover.torn:
-            log.warning("journal lines not readable", file=leftover.path.name, lines=len(leftover.corrupt), torn=bool(leftover.torn))
-        leftover.remove()
-    if taken:
-        log.info("journal replayed", settlements=taken)
-    return taken
+def _by_tree(lines: Iterable[tuple[int, Settlement]]) -> dict[str, list[tuple[int, Settlement]]]:
+    """Settlements with their lines' numbers, in order, by tree."""
+    found: dict[str, list[tuple[int, Settlement]]] = defaultdict(list)
+    for line in lines:
+        found[line[1].refs.tree].append(line)
+    return found

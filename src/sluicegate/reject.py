@@ -3,11 +3,10 @@
 A `Reject` is a value that travels as an exception up to `gateway.serve`, which turns it into the client's dialect.
 """
 
-from datetime import UTC, datetime
 from typing import Any
 
 from sluicegate.core.classify import Outcome
-from sluicegate.core.refusals import Refusal
+from sluicegate.core.refusals import Refusal, iso
 from sluicegate.dialects.form import BadRequest
 
 Headers = tuple[tuple[bytes, bytes], ...]
@@ -73,6 +72,12 @@ def ledger_unavailable() -> Reject:
     )
 
 
+def ledger_recovering() -> Reject:
+    """503: what the ledger knows of this caller's limits was lost or is in doubt, and is made good just now."""
+    text = "The budget ledger is recovering what was used; try again shortly."
+    return Reject(503, "server_error", "ledger_recovering", text, headers=((b"retry-after", b"1"),))
+
+
 def internal() -> Reject:
     """500: a fault of ours; the log has it under the request id."""
     return Reject(500, "server_error", "internal_error", "The gateway failed on this request.")
@@ -99,7 +104,7 @@ def refused(refusal: Refusal, show_figures: bool) -> Reject:
             "held": refusal.held,
             "requested": refusal.requested,
             "affordable_output_tokens": refusal.affordable_output_tokens,
-        }
+        } | ({"reserved": refusal.reserved} if refusal.reserved else {})
     return Reject(refusal.status, refusal.type, refusal.code, refusal.message, None, tuple(headers), detail, refusal.reason)
 
 
@@ -116,11 +121,6 @@ def upstream(outcome: Outcome) -> Reject:
     """What the upstream said, if no other deployment answered."""
     headers: Headers = ((b"retry-after", outcome.retry_after.encode()),) if outcome.retry_after else ()
     return Reject(outcome.status, outcome.type, outcome.code, outcome.message, outcome.param, headers)
-
-
-def iso(time_ms: int) -> str:
-    """A time as clients are told it: RFC 3339 in UTC, whole seconds."""
-    return f"{datetime.fromtimestamp(time_ms // 1000, UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def no_retry() -> Headers:

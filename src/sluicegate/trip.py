@@ -8,14 +8,16 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal, Protocol
 
-from sluicegate.core.claims import RefSet, Reply
+from sluicegate.core import expired
+from sluicegate.core.claims import Announcement, RefSet, Reply
 from sluicegate.core.classify import Billed
+from sluicegate.core.counters import name
 from sluicegate.core.estimate import Figures
 from sluicegate.core.meter import Meter
 from sluicegate.core.plan import Plan, Template
 from sluicegate.core.record import Attempt as AttemptRecord
 from sluicegate.core.record import Record
-from sluicegate.core.tenants import Deployment, Key, Policy, Timeouts
+from sluicegate.core.tenants import Counter, Deployment, Key, Policy, Timeouts
 from sluicegate.core.usage import NOTHING, Charge, Ended, Unknown, Usage, is_whole, reported, settle_figures
 from sluicegate.dialects.form import Answer, Event, Request, Target
 from sluicegate.http.exchange import Exchange
@@ -55,21 +57,24 @@ class Dialect(Protocol):
 class Held:
     """One hold: its counters in the windows that admitted it. `refset` is None where there is nothing to end."""
 
-    __slots__ = ("hold_id", "mode", "refset", "template")
+    __slots__ = ("admitted_ms", "epoch", "hold_id", "mode", "refset", "spared", "template")
 
     def __init__(self, hold_id: str, template: Template) -> None:
         self.hold_id = hold_id
         self.template = template
         self.refset: RefSet | None = None
         self.mode: Literal["settle", "force"] = "settle"  # force: served without a hold, charged afterwards
+        self.epoch = ""  # of the tree's state that the hold is in
+        self.admitted_ms = 0  # ledger time
+        self.spared: tuple[int, ...] = ()  # shadow buckets that would have refused: in the end they give back what it took
 
 
 class Attempt:
     """One physical call to a deployment."""
 
     __slots__ = (
-        *("answer", "at_deployment", "billed", "body", "call", "cap", "charge", "closed", "deployment", "extends", "figures", "granted", "held"),
-        *("meter", "relay", "usage", "visible"),
+        *("answer", "asked", "at_deployment", "billed", "body", "call", "cap", "charge", "closed", "deployment", "extends", "figures", "granted"),
+        *("held", "meter", "relay", "usage", "visible"),
     )
 
     def __init__(self, hold_id: str, deployment: Deployment, figures: Figures, template: Template) -> None:
@@ -77,6 +82,7 @@ class Attempt:
         self.figures = figures
         self.held = Held(hold_id, template)
         self.at_deployment: Held | None = None
+        self.asked = 0  # times that the deployment's own limits were asked
         self.visible = False  # every token that is billed can be seen in a stream
         self.extends = False
         self.granted = figures.want  # output tokens covered
@@ -169,8 +175,8 @@ class Trip:
 
     __slots__ = (
         *("answered", "attempts", "client_gone", "cost_nano_usd", "counted", "dialect", "exchange", "first_byte_s", "input_tokens", "key"),
-        *("output_tokens", "plan", "policy", "source"),
-        *("rejected", "refset", "reply", "request", "request_id", "standing", "status", "time_ms", "timeouts", "upstream_s", "written"),
+        *("output_tokens", "plan", "policy", "rejected", "refset", "reply", "request", "request_id", "shadowed", "source", "standing", "status"),
+        *("time_ms", "timeouts", "upstream_s", "waited_s", "written"),
     )
 
     def __init__(self, request_id: str, exchange: Exchange, dialect: Dialect, policy: Policy, time_ms: int) -> None:
@@ -195,15 +201,41 @@ class Trip:
         self.client_gone = False
         self.rejected: Reject | None = None
         self.status = 0  # what the client was told
-        self.upstream_s = 0.0  # spent waiting for upstreams before the first byte of the answer
+        self.shadowed: tuple[Counter, ...] = ()  # whose shadow limits would have refused it
+        self.upstream_s = 0.0  # spent waiting for upstreams before the first byte of the answer, and for limits
+        self.waited_s = 0.0  # for limits
         self.first_byte_s = 0.0
 
     def open_holds(self) -> Iterator[tuple[str, str]]:
         """(tree, hold id) of every hold that must not expire."""
+        for held, refset in self._open():
+            yield refset.tree, held.hold_id
+
+    def announcements(self, tree: str, epoch: str) -> Iterator[tuple[Held, Announcement]]:
+        """Its open holds in a tree that are not in this epoch yet, as they are told to it."""
+        attempt = self.standing
+        for held, refset in self._open():
+            if attempt is None or refset.tree != tree or held.epoch == epoch:
+                continue
+            own = held is attempt.at_deployment  # the deployment's own limits
+            amounts = held.template.amounts(attempt.figures, attempt.deployment.price, 1 if own or not self.counted else 0)
+            g = attempt.figures.want if own else attempt.granted if attempt.relay is None else attempt.relay.granted(attempt.granted)
+            seen = attempt.meter.seen if attempt.meter is not None and not own else 0
+            yield held, Announcement(held.hold_id, refset, amounts, g, seen, self.policy.budget.hold_ttl_ms, self.tag(attempt, own))
+
+    def tag(self, attempt: Attempt, own: bool) -> str:
+        """What a hold of an attempt is to be known by. own: of the deployment's own limits."""
+        if own and attempt.held.template.counters:
+            return expired.tag_beside(self.request_id, attempt.deployment.id)
+        assert self.plan is not None
+        plan = self.plan
+        return expired.tag(self.request_id, plan.key.id, attempt.deployment.id, plan.model.name, attempt.figures.input_bound)
+
+    def _open(self) -> Iterator[tuple[Held, RefSet]]:
         if self.standing is not None:
             for held in (self.standing.held, self.standing.at_deployment):
                 if held is not None and held.refset is not None and held.mode == "settle":
-                    yield held.refset.tree, held.hold_id
+                    yield held, held.refset
 
     def called(self, attempt: Attempt, outcome: str, started: float, now: float) -> None:
         """Notes one physical call that has an answer, or none."""
@@ -259,4 +291,7 @@ class Trip:
             max(0, int((latency_s - self.upstream_s) * 1e6)) if relay is None else 0,
             self.client_gone or exchange.gone,
             client_id(theirs) if theirs is not None else "",
+            "",
+            ", ".join([name(counter) for counter in self.shadowed]) if self.shadowed else "",
+            int(self.waited_s * 1e6) if self.waited_s else 0,
         )

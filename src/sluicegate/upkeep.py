@@ -10,10 +10,10 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
-from sluicegate.core.claims import Swept
+from sluicegate.core.claims import RefSet, Swept
 from sluicegate.core.estimate import Learned
 from sluicegate.gateway import Gateway
-from sluicegate.ledger.contract import Ledger, LedgerUnavailable
+from sluicegate.ledger.contract import Ledger, LedgerRecovering, LedgerUnavailable
 
 RENEW_AT_ONCE = 256
 SWEEP_S, SWEEP_AT_ONCE = 2.0, 64
@@ -24,7 +24,10 @@ log = structlog.get_logger("upkeep")
 
 
 class Upkeep:
-    """The background work of one worker. `seen_at` is when the ledger last answered (by `clock`)."""
+    """The background work of one worker. `seen_at` is when the ledger last answered (by `clock`).
+
+    `charged`: the counters, by whose they are, of holds that a sweep has charged; they are looked at for warning marks.
+    """
 
     def __init__(
         self,
@@ -33,17 +36,20 @@ class Upkeep:
         learned: Learned,
         hold_ttl_ms: int,
         on_swept: Callable[[Swept], None],
+        on_marks: Callable[[RefSet, tuple[tuple[int, int], ...]], object],
         on_answer: Callable[[str, int], None],
         on_lag: Callable[[int], None],
         clock: Callable[[], float],
     ) -> None:
-        """Both in microseconds. on_answer: what the ledger was asked (renew, sweep, learn) and how long it took. on_lag: by how much a timer was late."""
+        """In microseconds: on_answer, what the ledger was asked (renew, sweep, learn) and how long it took; on_lag, by how much a timer was late."""
         self.seen_at = clock()
+        self.charged: dict[str, RefSet] = {}
         self._gateway = gateway
         self._ledger = ledger
         self._learned = learned
         self._hold_ttl_ms = hold_ttl_ms
         self._on_swept = on_swept
+        self._on_marks = on_marks
         self._on_answer = on_answer
         self._on_lag = on_lag
         self._clock = clock
@@ -63,16 +69,23 @@ class Upkeep:
         for trip in self._gateway.trips:
             for tree, hold_id in trip.open_holds():
                 open_holds[tree].append(hold_id)
-        for tree, ids in open_holds.items():
+        known = {tree: ids for tree, ids in open_holds.items() if tree in self._ledger.trees}
+        for tree, ids in known.items():
             for start in range(0, len(ids), RENEW_AT_ONCE):
                 await self._ledger.renew(tree, ids[start : start + RENEW_AT_ONCE], self._hold_ttl_ms)
-        return bool(open_holds)
+        return bool(known)
 
     async def sweep(self) -> bool:
         """Charges holds that nobody settled: their worker died."""
         for swept in await self._ledger.sweep(SWEEP_AT_ONCE):
             self._on_swept(swept)
-        return True
+        while self.charged:
+            whose, refs = next(iter(self.charged.items()))
+            marks = await self._ledger.warn(refs) if refs.tree in self._ledger.trees else ()
+            if marks:
+                self._on_marks(refs, marks)
+            del self.charged[whose]
+        return bool(self._ledger.trees)
 
     async def learn(self) -> bool:
         """Adds what this worker learned to what all have, and takes the sums."""
@@ -97,6 +110,8 @@ class Upkeep:
             started = self._clock()
             try:
                 asked = await work()
+            except LedgerRecovering:
+                continue
             except LedgerUnavailable as error:
                 self._change(away=True, why=str(error))
             except Exception:

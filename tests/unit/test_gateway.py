@@ -24,6 +24,7 @@ from sluicegate.trip import READ_ON_S
 from support_inloop import chunk, config_text, sse, usage_chunk
 from support_ledgers import Clock, use_at_once
 from support_playbook import FakeCall, FakeExchange, FakePool
+from support_recovery import FakeRecords
 from support_sockets import settle
 
 KEY = {b"authorization": b"Bearer sk-key"}
@@ -86,17 +87,29 @@ def _failed() -> "asyncio.Future[Any]":
 class FakeJournal:
     """Remembers lines that are not acknowledged."""
 
+    writer = "w1"
+
     def __init__(self) -> None:
         self.lines: dict[int, bytes] = {}
-        self.last = 0
+        self.next_seq = 1
 
     def append(self, line: bytes) -> int:
-        self.last += 1
-        self.lines[self.last] = line
-        return self.last
+        self.lines[self.next_seq] = line
+        self.next_seq += 1
+        return self.next_seq - 1
 
     def acknowledge(self, sequence: int) -> None:
         self.lines.pop(sequence, None)
+
+
+class FakeNotices:
+    """What an operator is told."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    def __getattr__(self, what: str) -> Any:
+        return lambda *about: self.told.append((what, *about))
 
 
 class Stage:
@@ -119,11 +132,12 @@ class Stage:
         self.ledger = PlayLedger(self.clock)
         use_at_once(self.ledger, "acme", "d/a/first", "d/b/second")
         self.journal = FakeJournal()
-        self.outbox = Outbox(self.ledger, self.journal, self.clock)  # type: ignore[arg-type]
+        self.outbox = Outbox(self.ledger, self.journal, FakeRecords(), "", {"acme"}, print)  # type: ignore[arg-type]
         self.pools = {"a": FakePool(), "b": FakePool()}
         self.learned = Learned()
         self.records: list[Record] = []
         self.swept: list[Swept] = []
+        self.notices = FakeNotices()
         self.now = 100.0
         self.requests = 0
         self.gateway = Gateway(
@@ -134,6 +148,7 @@ class Stage:
             self.learned,
             (self.records.append,),
             self.swept.append,
+            self.notices,  # type: ignore[arg-type]
             self._new_id,
             lambda: self.now,
             self.clock,
@@ -239,8 +254,16 @@ async def test_a_lowered_cap_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("presented", "kept"),
-    [(b"trace-1.2:3", "trace-1.2:3"), (b"a" * 128, "a" * 128), (b"a" * 129, ""), (b"", ""),
-        (b"a b", ""), (b"a\xff", ""), (b"x\x00", ""), (b"a, a", "")],
+    [
+        (b"trace-1.2:3", "trace-1.2:3"),
+        (b"a" * 128, "a" * 128),
+        (b"a" * 129, ""),
+        (b"", ""),
+        (b"a b", ""),
+        (b"a\xff", ""),
+        (b"x\x00", ""),
+        (b"a, a", ""),
+    ],
 )
 async def test_case_93_a_clients_own_id_is_kept_apart(stage: Stage, presented: bytes, kept: str) -> None:
     """Ours is the key, unique whatever clients send; theirs is kept if it is a plain id of at most 128 characters."""
@@ -634,7 +657,7 @@ async def test_holds_of_requests_in_flight_are_named_for_renewal(tmp_path: Path)
     stage = Stage(tmp_path, first=", limits: [5 concurrent]")
     exchange = await stage.send()
     (trip,) = stage.gateway.trips
-    assert [hold_id for _, hold_id in trip.open_holds()] == ["req_1.1", "req_1.1.d"]
+    assert [hold_id for _, hold_id in trip.open_holds()] == ["req_1.1", "req_1.1.d1"]
     exchange.leave()
     await stage.over()
     assert list(trip.open_holds()) == []

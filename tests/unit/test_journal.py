@@ -12,8 +12,9 @@ import pytest
 
 from sluicegate import journal
 from sluicegate.core.claims import Ref, RefSet, Settlement
-from sluicegate.core.record import Attempt, Record
-from sluicegate.journal import Entry, Journal, JournalState, decode, encode, leftover
+from sluicegate.core.record import Attempt, Record, Spent
+from sluicegate.journal import Entry, Journal, JournalState, decode, encode, encode_usage
+from sluicegate.leftovers import File, leftovers
 
 REFS = RefSet(
     "acme",
@@ -53,16 +54,19 @@ class FakeLoop:
 
 
 def settlement(number: int) -> Settlement:
-    return Settlement(f"req_{number}.0", REFS, (123_456_789 + number, 1, 117, 0))
+    return Settlement(f"req_{number}.0", REFS, (123_456_789 + number, 1, 117, 0), epoch="e1")
+
+
+SPENT = Spent("acme/@k", "chat", "up/m", 1_000, 1, 1, 10, 20, 30)
 
 
 def line(number: int) -> bytes:
-    return encode(settlement(number), None, 1_000 + number)
+    return encode(settlement(number), None, SPENT, "w1", number)
 
 
-def open_journal(directory: Path, loop: FakeLoop, **sizes: int) -> tuple[Journal, list[JournalState]]:
+def open_journal(directory: Path, loop: FakeLoop, writer: str = "w1", **sizes: int) -> tuple[Journal, list[JournalState]]:
     states: list[JournalState] = []
-    return Journal.open(directory, loop, states.append, **sizes), states
+    return Journal.open(directory, writer, loop, states.append, **sizes), states
 
 
 def files(directory: Path) -> list[Path]:
@@ -70,7 +74,12 @@ def files(directory: Path) -> list[Path]:
 
 
 def ids(directory: Path) -> list[str]:
-    return [entry.settlement.hold_id for file in leftover(directory) for entry in file.entries]
+    return [entry.settlement.hold_id for file in found(directory) for entry in file.entries if entry.settlement is not None]
+
+
+def found(directory: Path) -> list[File]:
+    """What is left of workers that are gone."""
+    return [one.read(path) for one in leftovers(directory) for path in one.paths]
 
 
 @pytest.fixture
@@ -79,20 +88,46 @@ def loop() -> FakeLoop:
 
 
 def test_line_comes_back_whole() -> None:
-    """A line carries the settlement, its counters with their figures, and the record."""
+    """A line carries the settlement, its counters with their figures, the record, what was spent, and which line of whom it is."""
     record = Record(
         "req_7", 5, "acme/@k", "chat", attempts=(Attempt("a/b", "429"), Attempt("a/c", "200", 7, "yes")), cost_nano_usd=2**52, error='"\n '
     )
-    written = Settlement("req_7.1", REFS, (2**52 - 1, 1, 0, 0), "force")
-    entry = decode(encode(written, record, 99))
-    assert (entry.settlement.hold_id, entry.settlement.actual, entry.settlement.mode) == ("req_7.1", (2**52 - 1, 1, 0, 0), "force")
-    assert (entry.settlement.refs.tree, entry.settlement.refs.refs) == ("acme", REFS.refs)
-    assert (entry.record, entry.time_ms) == (record, 99)
+    written = Settlement("req_7.1", REFS, (2**52 - 1, 1, 0, 0), "force", "e7")
+    entry = decode(encode(written, record, SPENT, "w9", 12))
+    back = entry.settlement
+    assert back is not None
+    assert (back.hold_id, back.actual, back.mode, back.epoch) == ("req_7.1", (2**52 - 1, 1, 0, 0), "force", "e7")
+    assert (back.refs.tree, back.refs.refs) == ("acme", REFS.refs)
+    assert (entry.record, entry.spent, entry.writer, entry.seq, entry.tree) == (record, SPENT, "w9", 12, "acme")
+
+
+def test_line_of_usage_alone() -> None:
+    """What the ledger need not be told has a line without a settlement."""
+    entry = decode(encode_usage("acme", "req_7.1", SPENT, "w9", 12))
+    assert entry == Entry("w9", 12, "acme", None, None, SPENT)
+
+
+OF_FORMAT_1 = (
+    b'[1,99,"req_7.1","force","acme",[["k","w",10,0,5,0,0],["b","b",120,0,0,1,500]],[7,1],'
+    b'{"request_id":"req_7","time_ms":5,"key_id":"acme/@k","model":"chat","deployment":"a/c","attempts":[{"deployment":"a/c","outcome":"200"}],'
+    b'"input_tokens":3,"output_tokens":4,"cost_nano_usd":5}]'
+)
+
+
+def test_the_format_before_is_read() -> None:
+    """A worker of the version before may have died: its settlements count, and its request's record tells the usage."""
+    entry = decode(OF_FORMAT_1)
+    back = entry.settlement
+    assert back is not None
+    assert (back.hold_id, back.actual, back.mode, back.epoch, back.refs.refs[0]) == ("req_7.1", (7, 1), "force", "", Ref("k", "w", 10, 0, 5))
+    assert entry.spent == Spent("acme/@k", "chat", "a/c", 99, 1, 1, 3, 4, 5)
+    without_record = decode(OF_FORMAT_1.partition(b",{")[0] + b",null]")
+    assert (without_record.spent, without_record.writer, without_record.seq) == (None, "", 0)
 
 
 def test_line_has_one_newline_at_its_end() -> None:
     """Text from a client cannot break a line in two."""
-    data = encode(settlement(1), Record("r", 1, model="a\nb\r\u2028", client_user="\n"), 1)
+    data = encode(settlement(1), Record("r", 1, model="a\nb\r\u2028", client_user="\n"), None, "w1", 1)
     assert data.count(b"\n") == 1 and data.endswith(b"\n")
 
 
@@ -105,11 +140,25 @@ def test_cached_counters_are_not_confused() -> None:
     """Each RefSet is written with its own counters, however many there are and though ids are reused."""
     for number in range(3_000):
         refs = RefSet("t", [Ref(f"k{number}", "w", number)])
-        assert decode(encode(Settlement("h", refs, (1,)), None, 0)).settlement.refs.refs == refs.refs
+        back = decode(encode(Settlement("h", refs, (1,)), None, None, "w", 1)).settlement
+        assert back is not None and back.refs.refs == refs.refs
 
 
 @pytest.mark.parametrize(
-    "bad", [b"", b"{}", b"[]", b"[1]", b"nonsense", b"\xff\xfe", b"\x00" * 40, line(1)[:-20], line(1).replace(b"[1,", b"[9,", 1)]
+    "bad",
+    [
+        b"",
+        b"{}",
+        b"[]",
+        b"[1]",
+        b"nonsense",
+        b"\xff\xfe",
+        b"\x00" * 40,
+        line(1)[:-20],
+        line(1).replace(b"[2,", b"[9,", 1),
+        OF_FORMAT_1[:-9],
+        OF_FORMAT_1.replace(b"[7,1]", b"[7]"),
+    ],
 )
 def test_unreadable_lines_are_value_errors(bad: bytes) -> None:
     """Whatever stands in a line, reading it gives an entry or a ValueError."""
@@ -141,8 +190,27 @@ def test_nothing_stays_when_all_is_acknowledged(tmp_path: Path, loop: FakeLoop) 
     for seq in reversed(seqs):
         own.acknowledge(seq)
     assert own.backlog == 0
+    own.recorded(seqs[-1])
     own.close()
     assert files(tmp_path) == []
+
+
+def test_what_is_not_recorded_stays(tmp_path: Path, loop: FakeLoop) -> None:
+    """The ledger has every line, the records only some: a segment goes when they have its last one, at once or at the end."""
+    own, _ = open_journal(tmp_path, loop, segment_bytes=2 * len(line(1)))
+    seqs = []
+    for number in range(4):
+        seqs.append(own.append(line(number)))
+        loop.turn()
+    for seq in seqs:
+        own.acknowledge(seq)
+    own.recorded(seqs[0])
+    assert len(files(tmp_path)) == 2
+    own.recorded(seqs[1])
+    assert len(files(tmp_path)) == 1
+    own.recorded(seqs[2])
+    own.close()
+    assert ids(tmp_path) == ["req_2.0", "req_3.0"]
 
 
 def test_close_writes_what_waits_and_keeps_it(tmp_path: Path, loop: FakeLoop) -> None:
@@ -182,6 +250,7 @@ def test_segments_are_deleted_in_any_order(tmp_path: Path, loop: FakeLoop) -> No
         seqs.append(own.append(line(number)))
         loop.turn()
     assert len(files(tmp_path)) == 3
+    own.recorded(seqs[-1])
     own.acknowledge(seqs[3])
     own.acknowledge(seqs[2])
     assert len(files(tmp_path)) == 2
@@ -192,70 +261,9 @@ def test_segments_are_deleted_in_any_order(tmp_path: Path, loop: FakeLoop) -> No
     assert ids(tmp_path) == ["req_4.0", "req_5.0"]
 
 
-def test_files_in_use_are_left_alone(tmp_path: Path, loop: FakeLoop) -> None:
-    """Nobody replays a file whose worker lives."""
-    own, _ = open_journal(tmp_path, loop, segment_bytes=1)
-    own.append(line(1))
-    loop.turn()
-    own.append(line(2))
-    loop.turn()
-    assert len(files(tmp_path)) == 2
-    assert list(leftover(tmp_path)) == []
-    own.close()
-    assert ids(tmp_path) == ["req_1.0", "req_2.0"]
-
-
-def test_two_replayers_never_share_a_file(tmp_path: Path, loop: FakeLoop) -> None:
-    """While one process replays a file another one does not see it; not removed, it is found again."""
-    own, _ = open_journal(tmp_path, loop)
-    own.append(line(1))
-    own.close()
-    first = leftover(tmp_path)
-    assert [entry.settlement.hold_id for entry in next(first).entries] == ["req_1.0"]
-    assert list(leftover(tmp_path)) == []
-    first.close()
-    for file in leftover(tmp_path):
-        file.remove()
-    assert files(tmp_path) == []
-
-
-def test_replayed_oldest_first(tmp_path: Path, loop: FakeLoop) -> None:
-    """Files come in the order in which they were begun."""
-    for number in range(5):
-        own, _ = open_journal(tmp_path, loop)
-        own.append(line(number))
-        own.close()
-    assert ids(tmp_path) == [f"req_{n}.0" for n in range(5)]
-
-
-@pytest.mark.parametrize("cut", [1, 30, len(line(2)) - 1])
-def test_torn_last_line(tmp_path: Path, cut: int) -> None:
-    """A last line without its end is ignored and reported; those before it count."""
-    (tmp_path / "1-1-1.journal").write_bytes(line(1) + line(2)[:cut])
-    (found,) = leftover(tmp_path)
-    assert [entry.settlement.hold_id for entry in found.entries] == ["req_1.0"]
-    assert found.torn == line(2)[:cut] and found.corrupt == []
-
-
-def test_corrupt_middle_line(tmp_path: Path) -> None:
-    """A line that is not readable is reported and skipped; the others count."""
-    (tmp_path / "1-1-1.journal").write_bytes(line(1) + b"\x00\x00garbage\xff\n" + line(2))
-    (found,) = leftover(tmp_path)
-    assert [entry.settlement.hold_id for entry in found.entries] == ["req_1.0", "req_2.0"]
-    assert found.corrupt == [b"\x00\x00garbage\xff"] and found.torn == b""
-
-
-def test_other_files_are_left_alone(tmp_path: Path) -> None:
-    """Only journal files are read; a directory that does not exist has none."""
-    (tmp_path / "notes.txt").write_bytes(b"x")
-    (tmp_path / "d.journal").mkdir()
-    assert list(leftover(tmp_path)) == []
-    assert list(leftover(tmp_path / "nowhere")) == []
-
-
 def test_file_deleted_before_it_was_locked(tmp_path: Path, loop: FakeLoop, monkeypatch: pytest.MonkeyPatch) -> None:
     """A replayer that meets a new, still unlocked and empty file may delete it: the journal then takes another one."""
-    real, deleted = journal._lock, []
+    real, deleted = journal.lock, []
 
     def lock(fd: int) -> bool:
         if not deleted:
@@ -263,7 +271,7 @@ def test_file_deleted_before_it_was_locked(tmp_path: Path, loop: FakeLoop, monke
             deleted[0].unlink()
         return real(fd)
 
-    monkeypatch.setattr(journal, "_lock", lock)
+    monkeypatch.setattr(journal, "lock", lock)
     own, _ = open_journal(tmp_path, loop)
     own.append(line(1))
     own.close()
@@ -274,7 +282,7 @@ def test_unwritable_directory_at_the_start(tmp_path: Path, loop: FakeLoop) -> No
     """A journal that cannot be written is an error before the first request, not after it."""
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(OSError):
-        Journal.open(tmp_path / "file", loop)
+        Journal.open(tmp_path / "file", "w1", loop)
 
 
 class Disk:
@@ -312,6 +320,7 @@ def test_full_disk_keeps_lines_in_memory_and_retries(tmp_path: Path, loop: FakeL
     loop.pass_time()
     assert [state.status for state in states] == ["unwritable", "ok"]
     own.acknowledge(first)
+    own.recorded(first)
     own.close()
     assert ids(tmp_path) == ["req_1.0", "req_2.0", "req_3.0"] and loop.later == []
 
@@ -329,9 +338,8 @@ def test_short_write_is_taken_back(tmp_path: Path, loop: FakeLoop, monkeypatch: 
     disk.room = None
     loop.pass_time()
     own.close()
-    found = list(leftover(tmp_path))
-    assert [entry.settlement.hold_id for file in found for entry in file.entries] == ["req_1.0", "req_2.0"]
-    assert all(file.torn == b"" and file.corrupt == [] for file in found)
+    assert ids(tmp_path) == ["req_1.0", "req_2.0"]
+    assert all(file.torn == b"" and file.corrupt == [] for file in found(tmp_path))
 
 
 def test_acknowledged_while_the_disk_is_full(tmp_path: Path, loop: FakeLoop, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -399,10 +407,10 @@ from sluicegate.core.claims import Ref, RefSet, Settlement
 from sluicegate.journal import Journal, encode
 import asyncio
 async def main():
-    own = Journal.open(sys.argv[1])
+    own = Journal.open(sys.argv[1], "w1")
     refs = RefSet("t", [Ref("k", "w", 1)])
     for n in range(200):
-        own.append(encode(Settlement(f"h{n}", refs, (n,)), None, n))
+        own.append(encode(Settlement(f"h{n}", refs, (n,)), None, None, "w1", n + 1))
         await asyncio.sleep(0)
     os.kill(os.getpid(), signal.SIGKILL)
 asyncio.run(main())
@@ -413,5 +421,5 @@ def test_survives_kill_9(tmp_path: Path) -> None:
     """After kill -9 every line of a finished loop turn is there, and the file is free to be replayed."""
     died = subprocess.run([sys.executable, "-c", CHILD, str(tmp_path)], check=False, timeout=60)
     assert died.returncode == -signal.SIGKILL
-    entries: list[Entry] = [entry for file in leftover(tmp_path) for entry in file.entries]
-    assert [(entry.settlement.hold_id, entry.settlement.actual) for entry in entries] == [(f"h{n}", (n,)) for n in range(200)]
+    settled = [entry.settlement for file in found(tmp_path) for entry in file.entries]
+    assert [(one.hold_id, one.actual) for one in settled if one is not None] == [(f"h{n}", (n,)) for n in range(200)]

@@ -1,22 +1,27 @@
-"""Settlements on their way to the ledger: nothing used is lost, nothing is charged twice."""
+"""What was used, on its way to ledger and records: nothing is lost, nothing is charged twice."""
 
 import asyncio
+import contextlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 
 from sluicegate import journal as journaling
-from sluicegate.core.claims import Admission, Ref, RefSet, Settled, Settlement
-from sluicegate.core.record import Record
+from sluicegate.core.claims import Admission, Ref, RefSet, Seed, Settled, Settlement
+from sluicegate.core.record import Record, Spent
 from sluicegate.journal import Journal
 from sluicegate.ledger.contract import LedgerUnavailable
 from sluicegate.ledger.memory import MemoryLedger
-from sluicegate.outbox import RETRY_AT_ONCE, Outbox, replay
-from support_ledgers import Clock, use_at_once
+from sluicegate.outbox import RETRY_AT_ONCE, Outbox
+from sluicegate.records.rows import RecordsUnavailable, UsageRow
+from support_ledgers import Clock, use, use_at_once
+from support_recovery import FakeRecords
 from support_sockets import settle
 
-REFS = RefSet("t", [Ref("sg1:{t}:c:t:tokens:day:x", "w", 1000)])
+REFS = RefSet("t", [Ref("sg1:{t}:c:t:tokens:day:x", "w", 1000, marks=(900,))])
 
 
 class FlakyLedger(MemoryLedger):
@@ -24,7 +29,6 @@ class FlakyLedger(MemoryLedger):
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock)
-        use_at_once(self, "t")
         self.fails: set[str] = set()  # hold ids
         self.after = False
         self.tried: list[str] = []
@@ -54,17 +58,33 @@ class Stage:
     def __init__(self, directory: Path) -> None:
         self.clock = Clock()
         self.ledger = FlakyLedger(self.clock)
+        use_at_once(self.ledger, "t")
         self.directory = str(directory)
         self.states: list[Any] = []
-        self.journal = Journal.open(self.directory, asyncio.get_running_loop(), self.states.append)
-        self.outbox = Outbox(self.ledger, self.journal, self.clock)
+        self.records = FakeRecords()
+        self.marks: list[Any] = []
+        self.journal = Journal.open(self.directory, "w1", asyncio.get_running_loop(), self.states.append)
+        self.outbox = self.beside(self.journal)
+
+    def beside(self, journal: Journal) -> Outbox:
+        """An outbox of another worker of the same machine."""
+        return Outbox(self.ledger, journal, self.records, self.directory, {"t"}, lambda refs, marks: self.marks.append(marks))  # type: ignore[arg-type]
 
     async def hold(self, *hold_ids: str) -> None:
         for hold_id in hold_ids:
             await self.ledger.admit(Admission(hold_id, REFS, (5, 1000), 10, 10, 10, 60_000, "tag"))
 
-    def settle(self, hold_id: str, used: int, record: Record | None = None) -> "asyncio.Future[Settled]":
-        return self.outbox.settle(Settlement(hold_id, REFS, (used,)), record)
+    def settle(self, hold_id: str, used: int, record: Record | None = None, epoch: str = "first") -> None:
+        self.outbox.settle(Settlement(hold_id, REFS, (used,), epoch=epoch), record, spent(used))
+
+    async def lose(self, epoch: str, used: int = 0) -> None:
+        """The state is lost and made anew."""
+        del self.ledger.trees["t"]
+        await use(self.ledger, "t", epoch=epoch, seeds=[Seed(REFS.refs[0], used)])
+
+
+def spent(used: int, *, key_id: str = "t/@k", at_ms: int = 1_000) -> Spent:
+    return Spent(key_id, "chat", "up/m", at_ms, 1, 1, used, 0, used * 7)
 
 
 @pytest.fixture
@@ -75,14 +95,22 @@ async def stage(tmp_path: Path) -> Any:
 
 
 async def retry(stage: "Stage") -> None:
-    await stage.outbox.retry()
+    with contextlib.suppress(LedgerUnavailable):
+        await stage.outbox.retry()
     await settle()
+
+
+async def until(check: Callable[[], bool]) -> None:
+    """Lets every task go on until it is so."""
+    async with asyncio.timeout(20):
+        while not check():
+            await settle()
 
 
 async def test_a_settlement_is_taken_and_acknowledged(stage: Stage) -> None:
     """Journal first, then the ledger; when the ledger has it, nothing is owed."""
     await stage.hold("h")
-    assert (await stage.settle("h", 7)).status == "settled"
+    stage.settle("h", 7)
     await settle()
     assert (stage.outbox.backlog, await stage.ledger.used()) == (0, 7)
 
@@ -164,64 +192,340 @@ async def test_a_round_is_bounded(stage: Stage) -> None:
     assert stage.outbox.backlog == 0
 
 
-async def test_a_worker_that_dies_leaves_what_is_owed(tmp_path: Path) -> None:
-    """Its successor settles it, with the actual figures and the mode, once, and the file is gone."""
-    stage = Stage(tmp_path)
-    await stage.hold("settled", "owed", "done", "never")
-    stage.ledger.fails = {"owed", "done", "forced", "never"}
-    await stage.settle("settled", 3)
-    stage.settle("owed", 4, Record("req_1", 1))
-    stage.outbox.settle(Settlement("forced", REFS, (5,), "force"), None)
-    stage.outbox.settle(Settlement("never", REFS, (0,), "cancel"), None)
-    stage.ledger.after = True
-    stage.settle("done", 6)
+async def test_marks_that_a_settlement_reached_are_told(stage: Stage) -> None:
+    """Once, to whoever warns."""
+    await stage.hold("h", "i")
+    stage.settle("h", 899)
+    stage.settle("i", 20)
     await settle()
-    stage.journal.flush()
-    lines = b"".join(path.read_bytes() for path in files(tmp_path))
+    assert stage.marks == [((0, 0),)]
+
+
+# -- the records --------------------------------------------------------------------------------------------------------------------------
+
+
+async def test_usage_is_added_up_and_sent_once(stage: Stage) -> None:
+    """By second of admission, key, model and deployment; the batch says up to which line."""
+    await stage.hold("a", "b", "c", "d")
+    for hold_id, used, at_ms, key_id in [("a", 5, 1_000, "t/@k"), ("b", 6, 1_999, "t/@k"), ("c", 7, 2_000, "t/@k"), ("d", 8, 2_000, "t/@j")]:
+        stage.outbox.settle(Settlement(hold_id, REFS, (used,), epoch="first"), None, spent(used, at_ms=at_ms, key_id=key_id))
+    await stage.outbox.flush()
+    await stage.outbox.flush()
+    assert stage.records.batches == [
+        (
+            "w1",
+            4,
+            [
+                UsageRow("t", 1, "t/@k", "chat", "up/m", 2, 2, 11, 0, 77),
+                UsageRow("t", 2, "t/@k", "chat", "up/m", 1, 1, 7, 0, 49),
+                UsageRow("t", 2, "t/@j", "chat", "up/m", 1, 1, 8, 0, 56),
+            ],
+        )
+    ]
+
+
+@pytest.mark.parametrize("done", [False, True], ids=["nothing was done", "it was done"])
+async def test_a_batch_of_unknown_outcome_is_sent_again_as_it_was(stage: Stage, done: bool) -> None:
+    """Before anything else: were it sent with more, what had been taken would count twice."""
+    await stage.hold("a", "b")
+    stage.settle("a", 5)
+    stage.records.away, stage.records.after = True, done
+    with pytest.raises(RecordsUnavailable):
+        await stage.outbox.flush()
+    stage.settle("b", 6)
+    with pytest.raises(RecordsUnavailable):
+        await stage.outbox.flush()
+    stage.records.away = False
+    await stage.outbox.flush()
+    assert [(upto, len(rows)) for _, upto, rows in stage.records.batches] == [(1, 1), (1, 1), (1, 1), (2, 1)]
+    assert stage.records.total() == 11
+
+
+async def test_what_the_ledger_need_not_be_told_waits_for_the_records_alone(stage: Stage, tmp_path: Path) -> None:
+    """It is in the journal until they have it, and owed to nobody else."""
+    stage.outbox.spend("t", "h", spent(9))
+    await settle()
+    assert (stage.outbox.backlog, stage.ledger.tried, len(files(tmp_path)), stage.journal.backlog) == (0, [], 1, 1)
+    await stage.outbox.flush()
+    assert (stage.records.total(), stage.journal.backlog) == (9, 0)
     stage.journal.close()
-    for path in files(tmp_path):
-        path.unlink()
-    (tmp_path / "left.journal").write_bytes(lines)
-    stage.ledger.fails = set()
-    taken = await replay(str(tmp_path), stage.ledger)
-    assert (taken, await stage.ledger.used()) == (3, 3 + 4 + 5 + 6)
-    assert (await stage.ledger.show())[0][0].held == 0
-    assert await replay(str(tmp_path), stage.ledger) == 0
     assert files(tmp_path) == []
 
 
-async def test_a_replay_that_fails_half_way_is_done_again(tmp_path: Path) -> None:
-    """The file stays until the ledger has all of it; what was taken already is not charged again."""
-    ledger = FlakyLedger(Clock())
-    lines = b"".join(journaling.encode(Settlement(f"h{i}", REFS, (10,), "force"), None, 1) for i in range(3))
-    (tmp_path / "left.journal").write_bytes(lines)
-    ledger.fails = {"h1"}
-    with pytest.raises(LedgerUnavailable):
-        await replay(str(tmp_path), ledger)
-    ledger.fails = set()
-    await replay(str(tmp_path), ledger)
-    assert (await ledger.used(), files(tmp_path)) == (30, [])
+async def test_the_journal_keeps_what_the_records_lack(stage: Stage, tmp_path: Path) -> None:
+    """The ledger has it; the file stays until the records have it too, and a line of each kind is enough for both."""
+    await stage.hold("h")
+    stage.settle("h", 7)
+    await settle()
+    stage.records.away = True
+    with pytest.raises(RecordsUnavailable):
+        await stage.outbox.flush()
+    stage.journal.close()
+    assert len(files(tmp_path)) == 1
+
+
+# -- across epochs ------------------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_settlement_of_another_epoch_is_not_sent_as_it_is(stage: Stage) -> None:
+    """Its hold is unknown there, which would mean that it was settled."""
+    await stage.hold("h")
+    await stage.lose("second")
+    stage.settle("h", 7)
+    await settle()
+    assert (stage.ledger.tried, stage.outbox.backlog) == ([], 1)
+
+
+async def test_what_the_sums_of_a_seeding_had_is_done(stage: Stage) -> None:
+    """It was recorded before the tree was seeded: the seeded counter has it."""
+    await stage.hold("h")
+    del stage.ledger.trees["t"]
+    stage.settle("h", 7)
+    await stage.outbox.flush()
+    stage.records.seeded = dict(stage.records.uptos)
+    await use(stage.ledger, "t", epoch="second", seeds=[Seed(REFS.refs[0], stage.records.total())])
+    await retry(stage)
+    assert (stage.outbox.backlog, await stage.ledger.used(), stage.ledger.tried) == (0, 7, [])
+
+
+async def test_what_they_did_not_have_is_charged_and_recorded_before(stage: Stage) -> None:
+    """So that the next seeding has it; once, though sent again."""
+    await stage.hold("h", "i")
+    await stage.lose("second")
+    stage.settle("h", 7)
+    stage.ledger.fails, stage.ledger.after = {"h"}, True
+    await retry(stage)
+    assert stage.records.uptos == {"w1": 1}
+    stage.ledger.fails = set()
+    await retry(stage)
+    assert (stage.outbox.backlog, await stage.ledger.used()) == (0, 7)
+
+
+async def test_it_is_not_charged_while_the_records_are_away(stage: Stage) -> None:
+    """Nobody could tell whether they had it."""
+    await stage.lose("second")
+    stage.settle("h", 7)
+    stage.records.away = True
+    with pytest.raises(RecordsUnavailable):
+        await stage.outbox.retry()
+    assert (stage.outbox.backlog, await stage.ledger.used()) == (1, 0)
+
+
+async def test_nothing_used_in_another_epoch_is_nothing_owed(stage: Stage) -> None:
+    """A hold that is given back went with its epoch."""
+    await stage.lose("second")
+    stage.outbox.settle(Settlement("h", REFS, (0,), "cancel", "first"), None)
+    await retry(stage)
+    assert (stage.outbox.backlog, stage.ledger.tried) == (0, [])
+
+
+async def test_a_tree_that_is_recovering_holds_up_no_other(stage: Stage) -> None:
+    """Its settlements wait; those of others are sent."""
+    other = RefSet("u", [Ref("sg1:{u}:c:u:tokens:day:x", "w", 1000)])
+    del stage.ledger.trees["t"]
+    stage.settle("h", 7)
+    stage.ledger.fails = {"i"}
+    await use(stage.ledger, "u")
+    stage.outbox.settle(Settlement("i", other, (5,), "force", "first"), None)
+    await settle()
+    stage.ledger.fails = set()
+    await retry(stage)
+    assert (stage.outbox.backlog, (await stage.ledger.peek(other)).states) == (1, ((5, 0),))
+
+
+async def test_lost_again_meanwhile(stage: Stage) -> None:
+    """The epoch goes while the records are asked: nothing is charged to the wrong one."""
+    await stage.lose("second")
+    stage.settle("h", 7)
+    ask = stage.records.included
+
+    async def included(tree: str, writer: str, seq: int) -> bool:
+        found = await ask(tree, writer, seq)
+        await stage.lose("third", used=7)
+        stage.records.seeded = {"w1": 1}
+        return found
+
+    stage.records.included = included  # type: ignore[method-assign]
+    await retry(stage)
+    assert (stage.ledger.tried, stage.outbox.backlog) == ([], 1)
+    stage.records.included = ask  # type: ignore[method-assign]
+    await retry(stage)
+    assert (stage.outbox.backlog, await stage.ledger.used()) == (0, 7)
+
+
+async def test_a_seeding_without_this_worker_is_caught_up_with(stage: Stage) -> None:
+    """What the old state took and the sums do not have is charged again, from this worker's own journal."""
+    await stage.hold("a", "b", "c", "d")
+    stage.settle("a", 3)
+    await stage.outbox.flush()
+    stage.records.seeded = dict(stage.records.uptos)
+    for hold_id, used in [("b", 4), ("c", 5)]:
+        stage.settle(hold_id, used)
+    stage.outbox.settle(Settlement("d", REFS, (0,), "cancel", "first"), None)
+    await settle()
+    mark = stage.outbox.last_seq
+    await stage.lose("second", used=3)
+    await stage.outbox.catch_up("t", mark)
+    await stage.outbox.catch_up("t", mark)
+    await settle()
+    assert (await stage.ledger.used(), stage.outbox.backlog) == (12, 0)
+
+
+async def test_a_seeding_with_this_worker_needs_no_look_at_the_journal(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that the old state took was recorded before; only what is still owed is charged."""
+    monkeypatch.setattr("sluicegate.leftovers.read_own", None)
+    await stage.hold("a", "b")
+    stage.settle("a", 3)
+    await settle()
+    mark = stage.outbox.last_seq
+    await stage.outbox.flush()
+    stage.records.seeded = dict(stage.records.uptos)
+    del stage.ledger.trees["t"]
+    stage.settle("b", 4)
+    await use(stage.ledger, "t", epoch="second", seeds=[Seed(REFS.refs[0], 3)])
+    await stage.outbox.catch_up("t", mark)
+    await settle()
+    assert (await stage.ledger.used(), stage.outbox.backlog) == (7, 0)
+
+
+# -- replay -------------------------------------------------------------------------------------------------------------------------------
+
+
+def entry(number: int, used: int, *, writer: str = "w0", epoch: str = "first", mode: Any = "settle", refs: RefSet = REFS) -> bytes:
+    return journaling.encode(Settlement(f"h{number}", refs, (used,), mode, epoch), None, spent(used), writer, number)
+
+
+async def test_a_worker_that_dies_leaves_what_is_owed(tmp_path: Path) -> None:
+    """Its successor settles and records it, with the actual figures and the mode, once, and the file is gone."""
+    stage = Stage(tmp_path)
+    await stage.hold("settled", "owed", "done", "never")
+    stage.ledger.fails = {"owed", "done", "forced", "never"}
+    stage.settle("settled", 3)
+    await stage.outbox.flush()
+    stage.settle("owed", 4, Record("req_1", 1))
+    stage.outbox.settle(Settlement("forced", REFS, (5,), "force", "first"), None, spent(5))
+    stage.outbox.settle(Settlement("never", REFS, (0,), "cancel", "first"), None)
+    stage.outbox.spend("t", "swept", spent(100))
+    stage.ledger.after = True
+    stage.settle("done", 6)
+    await settle()
+    stage.journal.close()
+    stage.ledger.fails = set()
+    successor = stage.beside(Journal.open(tmp_path, "w2"))
+    assert await successor.replay() == 3
+    assert (await stage.ledger.used(), stage.records.total()) == (3 + 4 + 5 + 6, 3 + 4 + 5 + 6 + 100)
+    assert (await stage.ledger.show())[0][0].held == 0
+    assert await successor.replay() == 0
+    assert (files(tmp_path), stage.records.uptos) == ([], {})
+
+
+@pytest.mark.parametrize("away", ["ledger", "records"])
+async def test_a_replay_that_fails_half_way_is_done_again(tmp_path: Path, away: str) -> None:
+    """The file stays until both have all of it; what was taken already is not taken again."""
+    stage = Stage(tmp_path)
+    (tmp_path / "w0-1-1.journal").write_bytes(b"".join(entry(i, 10, mode="force") for i in range(1, 4)))
+    stage.ledger.fails = {"h2"} if away == "ledger" else set()
+    stage.records.away = stage.records.after = away == "records"
+    with pytest.raises((LedgerUnavailable, RecordsUnavailable)):
+        await stage.outbox.replay()
+    stage.ledger.fails, stage.records.away = set(), False
+    await stage.outbox.replay()
+    assert (await stage.ledger.used(), stage.records.total(), files(tmp_path)) == (30, 30, [])
 
 
 async def test_a_replay_passes_over_what_cannot_be_read(tmp_path: Path) -> None:
     """A torn last line and a spoilt one cost nobody the others."""
-    ledger = FlakyLedger(Clock())
-    good = [journaling.encode(Settlement(f"h{i}", REFS, (10,), "force"), None, 1) for i in range(2)]
-    (tmp_path / "left.journal").write_bytes(good[0] + b"{spoilt\n" + good[1] + good[0][:20])
-    assert await replay(str(tmp_path), ledger) == 2
-    assert await ledger.used() == 20
+    stage = Stage(tmp_path)
+    (tmp_path / "w0-1-1.journal").write_bytes(entry(1, 10, mode="force") + b"{spoilt\n" + entry(2, 10, mode="force") + entry(3, 1)[:20])
+    with structlog.testing.capture_logs() as logs:
+        assert await stage.outbox.replay() == 2
+    assert await stage.ledger.used() == 20
+    assert [(line["lines"], line["torn"]) for line in logs if "lines" in line] == [(1, True)]
 
 
-async def test_the_loop_goes_on_by_itself(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once a period, as long as the worker lives."""
+async def test_a_replay_across_a_seeding_counts_once(tmp_path: Path) -> None:
+    """Lines that the sums had are done; those that they had not are charged, now and after one more death."""
+    stage = Stage(tmp_path)
+    stage.records.uptos, stage.records.seeded = {"w0": 2}, {"w0": 2}
+    stage.records.rows = [UsageRow("t", 1, "t/@k", "chat", "up/m", 2, 2, 20, 0, 0)]
+    await stage.lose("second", used=20)
+    (tmp_path / "w0-1-1.journal").write_bytes(b"".join(entry(i, 10) for i in range(1, 5)) + entry(5, 0, mode="cancel"))
+    stage.ledger.fails = {"h4"}
+    with pytest.raises(LedgerUnavailable):
+        await stage.outbox.replay()
+    stage.ledger.fails = set()
+    await stage.outbox.replay()
+    assert (await stage.ledger.used(), stage.records.total()) == (40, 40)
+
+
+async def test_a_replay_knows_the_format_before(tmp_path: Path) -> None:
+    """Its lines belong to no epoch: they are charged once, whatever the ledger knows of their holds."""
+    stage = Stage(tmp_path)
+    record = b'{"request_id":"r","time_ms":1,"key_id":"t/@k","input_tokens":7}'
+    old = b'[1,1000,"h","settle","t",[["sg1:{t}:c:t:tokens:day:x","w",1000,0,0,0,0]],[7],%b]\n' % record
+    (tmp_path / "77-1-1.journal").write_bytes(old)
+    await stage.hold("h")
+    await stage.outbox.replay()
+    assert (await stage.ledger.used(), stage.records.total(), files(tmp_path)) == (7, 7, [])
+
+
+async def test_a_tree_that_is_no_longer_configured_is_recorded_only(tmp_path: Path) -> None:
+    """It has no state to settle in; its file does not stay for ever."""
+    stage = Stage(tmp_path)
+    (tmp_path / "w0-1-1.journal").write_bytes(entry(1, 10, refs=RefSet("gone", REFS.refs)))
+    await stage.outbox.replay()
+    assert (stage.records.total(), stage.ledger.tried, files(tmp_path)) == (10, [], [])
+
+
+async def test_the_usage_of_the_dead_comes_before_a_seeding(tmp_path: Path) -> None:
+    """It is recorded while the file stays, for the ledger's sake; a replay later does not record it again."""
+    stage = Stage(tmp_path)
+    (tmp_path / "w0-1-1.journal").write_bytes(entry(1, 10))
+    await stage.outbox.record_leftovers()
+    assert (stage.records.total(), len(files(tmp_path))) == (10, 1)
+    await stage.outbox.replay()
+    assert (stage.records.total(), files(tmp_path)) == (10, [])
+
+
+# -- by itself ----------------------------------------------------------------------------------------------------------------------------
+
+
+async def test_the_loop_goes_on_by_itself(stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once a period, as long as the worker lives: what is owed, what is to be recorded, what others leave; a change of the records is logged once."""
     monkeypatch.setattr("sluicegate.outbox.RETRY_S", 0)
     await stage.hold("h")
     stage.ledger.fails = {"h"}
     stage.settle("h", 2)
-    running = asyncio.get_running_loop().create_task(stage.outbox.run())
-    await settle()
-    assert stage.outbox.backlog == 1
-    stage.ledger.fails = set()
-    await settle()
-    assert stage.outbox.backlog == 0
-    running.cancel()
+    stage.records.away = True
+    with structlog.testing.capture_logs() as logs:
+        running = asyncio.get_running_loop().create_task(stage.outbox.run())
+        await until(lambda: len(stage.records.batches) > 2)
+        assert stage.outbox.backlog == 1
+        stage.ledger.fails = set()
+        await until(lambda: not stage.outbox.backlog)
+        assert stage.records.total() == 0
+        stage.records.away = False
+        await until(lambda: stage.records.total() == 2)
+        (tmp_path / "w0-1-1.journal").write_bytes(entry(1, 10, mode="force"))
+        await until(lambda: stage.records.total() == 12 and len(files(tmp_path)) == 1)
+        stage.ledger.settle = None  # type: ignore[assignment, method-assign]
+        (tmp_path / "w0-1-1.journal").write_bytes(entry(2, 10, mode="force"))
+        await until(lambda: any(line["event"] == "background work failed" for line in logs))
+        assert not running.done()
+        running.cancel()
+    assert await stage.ledger.used() == 12
+    assert [(line["from"], line["to"]) for line in logs if line["event"] == "records state"] == [("up", "away"), ("away", "up")]
+
+
+async def test_the_end_waits_for_both_for_a_while(stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What ledger and records have taken leaves no trace; what they have not stays in the journal."""
+    monkeypatch.setattr("sluicegate.outbox.FINISH_EVERY_S", 0)
+    await stage.hold("h", "i")
+    stage.settle("h", 2)
+    await stage.outbox.finish(5)
+    assert (stage.records.total(), stage.records.uptos) == (2, {})
+    stage.ledger.fails = {"i"}
+    stage.settle("i", 3)
+    await stage.outbox.finish(0.001)
+    stage.journal.close()
+    assert (stage.records.uptos, len(files(tmp_path))) == ({"w1": 2}, 1)

@@ -10,7 +10,7 @@ import structlog
 
 from sluicegate.core.claims import Ref, RefSet, Swept
 from sluicegate.core.estimate import Learned
-from sluicegate.ledger.contract import LedgerUnavailable
+from sluicegate.ledger.contract import LedgerRecovering, LedgerUnavailable
 from sluicegate.upkeep import RENEW_AT_ONCE, SWEEP_AT_ONCE, Upkeep
 from support_sockets import settle
 
@@ -34,7 +34,11 @@ class FakeLedger:
     """Writes down what it is asked."""
 
     def __init__(self) -> None:
+        self.trees: dict[str, Any] = {tree: None for tree in ("acme", "d/p", "t", "t0", "t1", "t2")}
+        self.reached: dict[str, tuple[tuple[int, int], ...]] = {}  # by tree
+        self.warned: list[str] = []
         self.away = False
+        self.away_by = LedgerUnavailable("away")
         self.renewed: list[tuple[str, list[str], int]] = []
         self.limits: list[int] = []
         self.swept: list[Swept] = []
@@ -44,7 +48,7 @@ class FakeLedger:
 
     def _check(self) -> None:
         if self.away:
-            raise LedgerUnavailable("away")
+            raise self.away_by
 
     async def renew(self, tree: str, hold_ids: list[str], ttl_ms: int) -> None:
         self._check()
@@ -58,6 +62,11 @@ class FakeLedger:
         self.limits.append(limit)
         return self.swept
 
+    async def warn(self, refs: RefSet) -> tuple[tuple[int, int], ...]:
+        self.warned.append(refs.tree)
+        self._check()
+        return self.reached.get(refs.tree, ())
+
     async def learned(self, increments: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
         self.tables.append(increments)
         self._check()
@@ -70,6 +79,7 @@ class Stage:
         self.ledger = FakeLedger()
         self.learned = Learned()
         self.told: list[Swept] = []
+        self.marks: list[Any] = []
         self.now = 50.0
         self.answers: list[tuple[str, int]] = []
         self.lags: list[int] = []
@@ -79,6 +89,7 @@ class Stage:
             self.learned,
             30_000,
             self.told.append,
+            lambda refs, marks: self.marks.append((refs.tree, marks)),
             lambda asked, took_us: self.answers.append((asked, took_us)),
             self.lags.append,
             lambda: self.now,
@@ -105,6 +116,39 @@ async def test_requests_may_come_and_go_during_a_renewal(stage: Stage) -> None:
     stage.ledger.on_renew = lambda: stage.gateway.trips.add(FakeTrip(("late", "late")))
     await stage.upkeep.renew()
     assert len(stage.ledger.renewed) == 3
+
+
+async def test_a_tree_that_is_recovering_is_not_renewed(stage: Stage) -> None:
+    """Its holds are announced to its new state; the ledger was not asked, so nothing is known of it."""
+    stage.gateway.trips = {FakeTrip(("lost", "h"))}
+    assert not await stage.upkeep.renew()
+    assert stage.ledger.renewed == []
+    stage.ledger.trees = {}
+    assert not await stage.upkeep.sweep()
+
+
+async def test_counters_that_a_sweep_charged_are_looked_at_for_marks(stage: Stage) -> None:
+    """Each once; what could not be asked is asked the next time, what is recovering will be told by whoever charges it again."""
+    stage.upkeep.charged = {whose: RefSet(tree, []) for whose, tree in [("acme/@k", "acme"), ("gone/@k", "gone"), ("p/m", "d/p")]}
+    stage.ledger.reached = {"acme": ((0, 1),)}
+    stage.ledger.warn = _away_once(stage.ledger.warn)  # type: ignore[method-assign]
+    with pytest.raises(LedgerUnavailable):
+        await stage.upkeep.sweep()
+    await stage.upkeep.sweep()
+    await stage.upkeep.sweep()
+    assert (stage.ledger.warned, stage.marks, stage.upkeep.charged) == (["acme", "d/p"], [("acme", ((0, 1),))], {})
+
+
+def _away_once(ask: Any) -> Any:
+    asked: list[RefSet] = []
+
+    async def warn(refs: RefSet) -> Any:
+        asked.append(refs)
+        if len(asked) == 1:
+            raise LedgerUnavailable("away")
+        return await ask(refs)
+
+    return warn
 
 
 async def test_swept_holds_are_told(stage: Stage) -> None:
@@ -156,6 +200,10 @@ async def test_every_loop_survives_and_a_change_is_logged_once(stage: Stage, mon
         stage.ledger.away = False
         await settle()
         assert stage.upkeep.seen_at == 70.0
+        stage.ledger.away_by = LedgerRecovering("lost")
+        stage.ledger.away = True
+        await settle()
+        stage.ledger.away = False
         stage.ledger.swept = None  # type: ignore[assignment]
         await settle()
         stage.ledger.swept = []

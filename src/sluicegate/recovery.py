@@ -1,0 +1,411 @@
+"""Lost or rolled-back state of a tree is never read as zero (ledger.md 7): this decides, with the other workers, from which state to go on.
+
+A tree is used while it is in `ledger.trees` and open there. It leaves when there is doubt: at a worker's start, when a script says `lost`, when its
+server was restarted or replaced, when another worker has declared it lost. Then, together through the records:
+
+    open      verified: the epoch is there, its sequence not behind what any worker has seen, in a server that all workers know of -> used again
+    lost      every worker stops there, brings its usage into the records, confirms the round; one takes the lead and seeds the ledger from the sums
+    seeding   every worker takes the new epoch, announces its open holds, charges what the sums did not have, confirms; the leader opens the tree
+
+`next_step` decides, purely, from what is known; `Recovery` does it, once a second, every 100 ms while a tree is not open. Each step can be repeated
+and nobody's death stops it: a lead ends with its lease, nobody waits for a worker whose beat is 5 s old, and a worker that was left out finds that
+its lines were not in the sums, and charges them.
+
+Fails, and is tried again, when the ledger or the records are away: nothing is opened without both.
+"""
+
+import asyncio
+import contextlib
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Literal
+
+import msgspec
+import structlog
+
+from sluicegate import seeding
+from sluicegate.core.claims import Announcement, Seed
+from sluicegate.core.tenants import Counter
+from sluicegate.ledger.contract import Ledger, LedgerRecovering, LedgerUnavailable, TreeState
+from sluicegate.outbox import Outbox
+from sluicegate.records.rows import NotLeading, RecordsUnavailable, TreeRow, WorkerRow
+from sluicegate.records.store import Records
+from sluicegate.trip import Held, Trip
+
+BEAT_S = 1.0
+HURRY_S = 0.1  # between rounds while a tree is not open
+LIVE_MS = 5_000  # a worker whose last beat is older is not waited for
+LEASE_MS = 5_000
+PATIENCE_MS = 5_000  # with workers that do not confirm a seeding
+ANNOUNCED_AT_ONCE = 256
+
+Step = Literal["none", "wait", "declare_lost", "adopt", "seed", "complete", "open"]
+
+log = structlog.get_logger("recovery")
+
+
+# -- deciding -----------------------------------------------------------------------------------------------------------------------------
+
+
+class View(msgspec.Struct, frozen=True):
+    """What one worker knows of one tree."""
+
+    row: TreeRow | None  # in the records
+    open: bool  # this worker uses the tree
+    told: bool  # the row's epoch has been told what this worker holds and owes
+    seq: int  # of the row's epoch in the ledger; 0: it is not there
+    incarnation: str  # of the server; "": not known
+    live: Sequence[WorkerRow]  # this worker too
+    may_lead: bool  # no other worker has the lead
+    waited_ms: int  # since this worker first saw the row as it is
+
+
+def next_step(view: View) -> tuple[Step, str]:
+    """What to do about a tree, and why."""
+    row = view.row
+    if row is None:
+        return "declare_lost", "the records do not know it"
+    if row.status == "open":
+        return _of_open(view, row)
+    return _of_lost(view, row) if row.status == "lost" else _of_seeding(view, row)
+
+
+def _of_lost(view: View, row: TreeRow) -> tuple[Step, str]:
+    if view.may_lead and _confirmed(view, row):
+        return "seed", "every worker has brought in what was used"
+    return "wait", "for what every worker has used"
+
+
+def _of_seeding(view: View, row: TreeRow) -> tuple[Step, str]:
+    if not view.seq:
+        return ("seed", "it was not seeded to the end") if view.may_lead else ("wait", "to be seeded")
+    if not view.told:
+        return "adopt", "it was seeded anew"
+    confirmed = _confirmed(view, row)
+    if view.may_lead and (confirmed or view.waited_ms >= PATIENCE_MS):
+        return "complete", "every worker has announced its holds" if confirmed else "some workers did not confirm in time"
+    return "wait", "for the holds of every worker"
+
+
+def _of_open(view: View, row: TreeRow) -> tuple[Step, str]:
+    if view.told:
+        return ("none", "") if view.open else ("open", "all holds are announced")
+    if not view.seq:
+        return "declare_lost", "its epoch is not in the ledger"
+    if view.seq < row.seq:
+        return "declare_lost", f"it was rolled back to {view.seq}, {row.seq} was seen"
+    known = view.incarnation == row.incarnation or all(view.incarnation in worker.incarnation.split() for worker in view.live)
+    return ("adopt", "verified") if view.incarnation and known else ("wait", "for every worker to have seen the new server")
+
+
+def _confirmed(view: View, row: TreeRow) -> bool:
+    return all(worker.round >= row.round for worker in view.live)
+
+
+def confirmable(rows: Iterable[TreeRow], done: Callable[[TreeRow], bool]) -> int:
+    """Up to which round a worker has done its part, of trees that are not open; 0 if of none."""
+    upto = 0
+    for row in sorted(rows, key=lambda row: row.round):
+        if not done(row):
+            break
+        upto = row.round
+    return upto
+
+
+# -- doing --------------------------------------------------------------------------------------------------------------------------------
+
+
+class Recovery:
+    """Of one worker. It alone puts trees into `ledger.trees`."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        records: Records,
+        outbox: Outbox,
+        trips: Callable[[], Iterable[Trip]],
+        counters: Mapping[str, Sequence[Counter]],
+        worker: str,
+        new_epoch: Callable[[], str],
+        clock: Callable[[], float],
+    ) -> None:
+        """counters: of every tree of the configuration. worker: an id that nobody else has had."""
+        self._ledger = ledger
+        self._records = records
+        self._outbox = outbox
+        self._trips = trips
+        self._counters = counters
+        self._worker = worker
+        self._new_epoch = new_epoch
+        self._clock = clock
+        self._states: dict[str, TreeState] = {}  # the last in which each tree was used
+        self._published: dict[str, tuple[str, int]] = {}
+        self._told: dict[str, str] = {}  # epochs of trees in use that know what this worker holds and owes
+        self._left: dict[str, tuple[str, int]] = {}  # of trees that are not: the epoch before, and the journal's last line in it
+        self._first_seen: dict[str, tuple[str, int, int]] = {}  # status and round of a tree, and since when (ledger time)
+        self._status: dict[str, str] = {}
+        self._closed_at: dict[str, float] = {}
+        self._confirmed = 0
+        self._beaten_at = 0.0
+        self._awake = asyncio.Event()
+        self._all_open = asyncio.Event()
+        self._away = False
+        ledger.on_doubt = self._doubt
+
+    async def run(self) -> None:
+        """Runs until cancelled."""
+        while True:
+            self._awake.clear()
+            if await self._round():
+                continue
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(HURRY_S if self._closed() else BEAT_S):
+                    await self._awake.wait()
+
+    async def until_open(self, timeout_s: float) -> None:
+        """Waits for all trees to be open, so long at most."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._all_open.wait()
+
+    def closed_s(self) -> float:
+        """For how long some tree has not been open; endless if one never was."""
+        return max((self._clock() - self._closed_at.get(tree, -math.inf) for tree in self._closed()), default=0.0)
+
+    async def leave(self) -> None:
+        """Nobody has to wait for this worker any more."""
+        await self._records.leave(self._worker)
+
+    async def _round(self) -> bool:
+        try:
+            went_on = await self.step()
+            self._away = False
+            return went_on
+        except (LedgerUnavailable, RecordsUnavailable) as error:
+            if self._closed() and not self._away:
+                log.warning("recovery waits", reason=str(error))
+                self._away = True
+        except Exception:
+            log.exception("background work failed", work="recovery")
+        return False
+
+    async def step(self) -> bool:
+        """One round: beats, and brings each tree that is not open a step further. Whether there may be more to do at once."""
+        rows = await self._beat()
+        for row in rows:
+            self._hear(row)
+        brought_in = any(row.status == "lost" and row.round > self._confirmed for row in rows)
+        if brought_in:
+            await self._bring_in()
+        went_on = await self._confirm(rows, brought_in)
+        closed = self._closed()
+        if not closed:
+            self._all_open.set()
+            return went_on
+        went_on = await self._advance(closed) or went_on
+        return await self._confirm(rows, brought_in) or went_on
+
+    def _hear(self, row: TreeRow) -> None:
+        """Stops using a tree that others have given up, or have gone on with."""
+        if row.status == "lost" and row.tree in self._counters:
+            self._leave(row.tree)
+            self._change(row.tree, "lost", "another worker has found it so")
+        elif self._is_behind(row):
+            self._leave(row.tree)
+            self._change(row.tree, "doubt", "the other workers have gone on")
+
+    async def _confirm(self, rows: Iterable[TreeRow], brought_in: bool) -> bool:
+        upto = confirmable((row for row in rows if row.status != "open"), lambda row: self._has_done(row, brought_in))
+        if upto <= self._confirmed:
+            return False
+        self._confirmed = upto
+        await self._beat()
+        return True
+
+    async def _beat(self) -> list[TreeRow]:
+        """Publishes what this worker has seen and confirmed. Returns the trees that are not open, or not in the epoch that this worker knows."""
+        seqs = {tree: (state.epoch, state.seq) for tree, state in self._states.items() if self._published.get(tree) != (state.epoch, state.seq)}
+        incarnations = " ".join(sorted({self._ledger.incarnation(tree) for tree in self._counters} - {""}))
+        self._beaten_at = self._clock()
+        rows = await self._records.beat(self._worker, self._ledger.now_ms(), self._confirmed, incarnations, seqs)
+        self._published |= seqs
+        return rows
+
+    async def _stay_alive(self) -> None:
+        """For work that may take long."""
+        if self._clock() - self._beaten_at >= BEAT_S:
+            await self._beat()
+
+    async def _bring_in(self) -> None:
+        """No answer of the ledger is outstanding, and the records have all that was used here, and by dead workers of this machine."""
+        with contextlib.suppress(LedgerUnavailable):  # whoever was asked earlier has given up earlier
+            await self._ledger.ping()
+        await self._outbox.record_leftovers()
+        await self._outbox.flush()
+
+    def _has_done(self, row: TreeRow, brought_in: bool) -> bool:
+        if row.status == "lost":
+            return brought_in or row.round <= self._confirmed
+        return row.tree not in self._counters or self._told.get(row.tree) == row.epoch
+
+    # -- steps --
+
+    async def _advance(self, trees: Sequence[str]) -> bool:
+        """A step for each of these trees. Whether any was made."""
+        rows = await self._records.trees(trees)
+        now_ms = self._ledger.now_ms()
+        live = [worker for worker in await self._records.workers() if worker.beat_ms > now_ms - LIVE_MS]
+        epochs = [rows[tree].epoch if tree in rows else "" for tree in trees]
+        seqs = await asyncio.gather(*(self._ledger.seq(tree, epoch) for tree, epoch in zip(trees, epochs, strict=True)))
+        to_adopt: list[tuple[TreeRow, int]] = []
+        went_on = False
+        for tree, seq in zip(trees, seqs, strict=True):
+            await self._stay_alive()
+            row = rows.get(tree)
+            step, why = next_step(self._view(tree, row, seq, live))
+            if step == "declare_lost":
+                await self._records.declare_lost(tree, row.epoch if row is not None else "")
+                self._change(tree, "lost", why)
+            elif row is None or step in ("none", "wait"):
+                continue
+            elif step == "seed":
+                went_on = await self._seed(row) or went_on
+                continue
+            elif step == "adopt":
+                to_adopt.append((row, seq))
+            elif step == "complete":
+                await self._records.opened(tree, row.epoch, self._states[tree].seq, self._ledger.incarnation(tree))
+            else:
+                self._open(tree, row.epoch, why)
+            went_on = True
+        await self._adopt(to_adopt)
+        return went_on
+
+    def _view(self, tree: str, row: TreeRow | None, seq: int, live: Sequence[WorkerRow]) -> View:
+        now_ms = self._ledger.now_ms()
+        status, round = (row.status, row.round) if row is not None else ("", 0)
+        if tree not in self._first_seen or self._first_seen[tree][:2] != (status, round):
+            self._first_seen[tree] = status, round, now_ms
+        may_lead = row is not None and (row.leader in ("", self._worker) or row.lease_ms <= now_ms)
+        told = row is not None and self._told.get(tree) == row.epoch
+        waited_ms = now_ms - self._first_seen[tree][2]
+        return View(row, self._is_open(tree), told, seq, self._ledger.incarnation(tree), live, may_lead, waited_ms)
+
+    async def _seed(self, row: TreeRow) -> bool:
+        """Seeds the ledger from the records, if this worker can have the lead."""
+        tree, began_ms = row.tree, self._ledger.now_ms()
+        if not await self._records.lead(tree, self._worker, began_ms, LEASE_MS):
+            return False
+        asked = seeding.questions(self._counters[tree], began_ms)
+        present = await self._ledger.peek(seeding.refset(tree, asked))
+        epoch = self._new_epoch()
+        try:
+            answers = await self._records.seed(tree, self._worker, epoch, [question.sum for question in asked])
+        except NotLeading:
+            return False
+        seeds = seeding.seeds(asked, answers, present, held_too=not row.epoch)
+        if self._ledger.now_ms() - began_ms < LEASE_MS:  # else another worker may have begun
+            await self._ledger.seed(tree, epoch, seeds)
+        return True
+
+    async def _adopt(self, found: Sequence[tuple[TreeRow, int]]) -> None:
+        """Goes on in the epochs of these trees: they are told what this worker holds and owes, and begin to count what they do not yet."""
+        adopted = []
+        for row, seq in found:
+            await self._stay_alive()
+            if row.status == "seeding":
+                self._change(row.tree, "seeding", f"its state is made anew, {len(self._counters[row.tree])} counters")
+            self._states[row.tree] = self._ledger.trees[row.tree] = TreeState(row.epoch, seq, open=False)
+            with contextlib.suppress(LedgerRecovering):  # lost again
+                await self._announce(row.tree, row.epoch)
+                before, mark = self._left.get(row.tree, (row.epoch, 0))
+                await self._outbox.catch_up(row.tree, mark if before != row.epoch else 0)
+                adopted.append(row)
+        await self._fill([row.tree for row in adopted])
+        for row in adopted:
+            if row.tree not in self._ledger.trees:
+                continue
+            self._told[row.tree] = row.epoch
+            self._left.pop(row.tree, None)
+            incarnation = self._ledger.incarnation(row.tree)
+            if row.status == "open":
+                if row.incarnation != incarnation:
+                    await self._records.verified(row.tree, row.epoch, incarnation)
+                self._open(row.tree, row.epoch, "verified")
+
+    async def _announce(self, tree: str, epoch: str) -> None:
+        async def tell(held: Held, announcement: Announcement) -> None:
+            await self._ledger.announce(announcement)
+            held.epoch = epoch  # from now on; if it ends before, its settlement is charged as one of the old epoch
+
+        holds = [one for trip in list(self._trips()) for one in trip.announcements(tree, epoch)]
+        for start in range(0, len(holds), ANNOUNCED_AT_ONCE):
+            some = holds[start : start + ANNOUNCED_AT_ONCE]
+            for error in await asyncio.gather(*(tell(held, announcement) for held, announcement in some), return_exceptions=True):
+                if error is not None:
+                    raise error
+
+    async def _fill(self, trees: Sequence[str]) -> None:
+        """A limit that is new begins with what was used in its window before there was any."""
+        missing: list[tuple[str, seeding.Question]] = []
+        now_ms = self._ledger.now_ms()
+        for tree in trees:
+            asked = seeding.windows(seeding.questions(self._counters[tree], now_ms))
+            present = await self._ledger.peek(seeding.refset(tree, asked))
+            missing += [(tree, question) for question, state in zip(asked, present.states, strict=True) if state == (0, 0)]
+        if not missing:
+            return
+        answers = await self._records.sums([question.sum for _, question in missing])
+        seeds: dict[str, list[Seed]] = {}
+        for (tree, question), answer in zip(missing, answers, strict=True):
+            if isinstance(answer, int) and answer:
+                seeds.setdefault(tree, []).append(Seed(question.ref, answer))
+        for tree, some in seeds.items():
+            with contextlib.suppress(LedgerRecovering):
+                await self._ledger.fill(tree, some)
+
+    # -- what is in use --
+
+    def _is_open(self, tree: str) -> bool:
+        state = self._ledger.trees.get(tree)
+        return state is not None and state.open
+
+    def _is_behind(self, row: TreeRow) -> bool:
+        """The tree has gone on without this worker."""
+        state = self._ledger.trees.get(row.tree)
+        return state is not None and state.epoch != row.epoch
+
+    def _closed(self) -> list[str]:
+        return [tree for tree in sorted(self._counters) if not self._is_open(tree)]
+
+    def _open(self, tree: str, epoch: str, why: str) -> None:
+        state = self._ledger.trees.get(tree)
+        if state is not None and state.epoch == epoch:
+            state.open = True
+            self._closed_at.pop(tree, None)
+            self._change(tree, "open", why)
+
+    def _leave(self, tree: str) -> None:
+        """Stops using a tree."""
+        if self._ledger.trees.pop(tree, None) is not None:
+            self._note_left(tree)
+
+    def _doubt(self, tree: str, why: str) -> None:
+        """The ledger has taken a tree out."""
+        self._note_left(tree)
+        self._change(tree, "doubt", why)
+        self._awake.set()
+
+    def _note_left(self, tree: str) -> None:
+        epoch = self._left[tree][0] if tree in self._left else self._states[tree].epoch
+        self._left[tree] = epoch, self._outbox.last_seq
+        self._told.pop(tree, None)
+        self._closed_at.setdefault(tree, self._clock())
+
+    def _change(self, tree: str, to: str, why: str) -> None:
+        """One line per change of a tree's state, as this worker sees it."""
+        before = self._status.get(tree, "unknown")
+        if before != to:
+            self._status[tree] = to
+            say = log.info if (before, to) == ("unknown", "open") else log.warning
+            say("tree state", tree=tree, **{"from": before, "to": to, "reason": why})

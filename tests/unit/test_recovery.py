@@ -1,0 +1,707 @@
+"""Lost or rolled-back state: what is decided, and workers that share a ledger and records going through it together.
+
+The workers are stepped by hand and time is the test's own. `Net` is the ledger and the records that they share; what the ledger has can be lost.
+"""
+
+import asyncio
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+
+from sluicegate.core import counters as counting
+from sluicegate.core.claims import Admission, Announcement, RefSet, Settlement
+from sluicegate.core.limits import parse
+from sluicegate.core.record import Spent
+from sluicegate.core.tenants import Counter, Scope
+from sluicegate.journal import Journal
+from sluicegate.ledger.contract import LedgerRecovering, LedgerUnavailable
+from sluicegate.ledger.memory import MemoryLedger
+from sluicegate.outbox import Outbox
+from sluicegate.records.rows import RecordsUnavailable, TreeRow, WorkerRow
+from sluicegate.records.store import Records
+from sluicegate.recovery import LEASE_MS, LIVE_MS, PATIENCE_MS, Recovery, View, confirmable, next_step
+from support_ledgers import Clock
+from support_sockets import settle
+
+# -- deciding -----------------------------------------------------------------------------------------------------------------------------
+
+
+def row(status: Any = "open", *, seq: int = 5, round: int = 3, incarnation: str = "run-1", leader: str = "", tree: str = "t") -> TreeRow:
+    return TreeRow(tree, "e1", seq, status, round, incarnation, leader, 0)
+
+
+def worker(name: str = "me", round: int = 3, incarnation: str = "run-1") -> WorkerRow:
+    return WorkerRow(name, 0, round, incarnation)
+
+
+def view(
+    row: TreeRow | None,
+    *live: WorkerRow,
+    open: bool = False,
+    told: bool = False,
+    seq: int = 5,
+    incarnation: str = "run-1",
+    may_lead: bool = True,
+    waited_ms: int = 0,
+) -> View:
+    return View(row, open, told, seq, incarnation, live or (worker(),), may_lead, waited_ms)
+
+
+@pytest.mark.parametrize(
+    ("given", "step"),
+    [
+        (view(None), "declare_lost"),
+        # open in the records: verified, or given up
+        (view(row()), "adopt"),
+        (view(row(), seq=6), "adopt"),
+        (view(row(), seq=4), "declare_lost"),
+        (view(row(), seq=0), "declare_lost"),
+        (view(row(seq=0), seq=0), "declare_lost"),
+        (view(row(), incarnation=""), "wait"),
+        (view(row(incarnation=""), incarnation=""), "wait"),
+        (view(row(), worker(), worker("other"), incarnation="run-2"), "wait"),
+        (view(row(), worker(incarnation="run-2"), worker("other"), incarnation="run-2"), "wait"),
+        (view(row(), worker(incarnation="run-2"), worker("other", incarnation="run-0 run-2"), incarnation="run-2"), "adopt"),
+        (view(row(), worker(incarnation="run-2"), incarnation="run-2", seq=4), "declare_lost"),
+        (view(row(), told=True), "open"),
+        (view(row(), told=True, open=True), "none"),
+        # lost: every worker's usage, then one seeds
+        (view(row("lost"), worker(round=2)), "wait"),
+        (view(row("lost"), worker(), worker("other", round=2)), "wait"),
+        (view(row("lost"), worker(), worker("other", round=9)), "seed"),
+        (view(row("lost"), worker(), may_lead=False), "wait"),
+        # seeding: every worker's holds, then one opens
+        (view(row("seeding"), seq=0), "seed"),
+        (view(row("seeding"), seq=0, may_lead=False), "wait"),
+        (view(row("seeding")), "adopt"),
+        (view(row("seeding"), worker(round=2), may_lead=False), "adopt"),
+        (view(row("seeding"), told=True), "complete"),
+        (view(row("seeding"), worker(), worker("other", round=2), told=True), "wait"),
+        (view(row("seeding"), worker(), worker("other", round=2), told=True, waited_ms=PATIENCE_MS), "complete"),
+        (view(row("seeding"), told=True, may_lead=False, waited_ms=PATIENCE_MS), "wait"),
+    ],
+)
+def test_the_next_step(given: View, step: str) -> None:
+    """From what one worker knows of one tree."""
+    found, why = next_step(given)
+    assert found == step and (why or step == "none")
+
+
+def test_rounds_are_confirmed_up_to_the_first_that_is_not_done() -> None:
+    """Whoever confirms a round confirms all before it."""
+    rows = [row("lost", round=7, tree="b"), row("seeding", round=5, tree="a"), row("lost", round=9, tree="c")]
+    assert confirmable(rows, lambda one: True) == 9
+    assert confirmable(rows, lambda one: one.tree != "c") == 7
+    assert confirmable(rows, lambda one: one.tree != "a") == 0
+    assert confirmable([], lambda one: True) == 0
+
+
+# -- together -----------------------------------------------------------------------------------------------------------------------------
+
+SCOPE = Scope("t", "organization", "t")
+LIMITS = ["1000 tokens/day", "100 requests/minute", "3 concurrent"]
+
+
+def counter(text: str, tree: str = "t") -> Counter:
+    scope = Scope(tree, "organization", tree)
+    (found,) = counting.group(tree, scope, [parse(text)])
+    return found
+
+
+class Held:
+    """A hold of a worker, as a request keeps it."""
+
+    def __init__(self, hold_id: str, refs: RefSet, epoch: str, g: int) -> None:
+        self.hold_id = hold_id
+        self.refs = refs
+        self.epoch = epoch
+        self.g = g
+
+
+class Trip:
+    """All requests of a worker."""
+
+    def __init__(self) -> None:
+        self.held: dict[str, Held] = {}
+
+    def announcements(self, tree: str, epoch: str) -> Iterator[tuple[Held, Announcement]]:
+        for held in self.held.values():
+            if held.refs.tree == tree and held.epoch != epoch:
+                yield held, Announcement(held.hold_id, held.refs, amounts(held.refs), held.g, 0, 30_000, "tag")
+
+
+def amounts(refs: RefSet) -> tuple[int, ...]:
+    return tuple(n for ref in refs.refs for n in ((0, 1000) if ref.kind == "w" else (1, 0)))
+
+
+class Net:
+    """What the workers share."""
+
+    def __init__(self, directory: Path, records: Records) -> None:
+        self.directory = directory
+        self.records = records
+        self.clock = Clock()
+        self.first = MemoryLedger(self.clock)
+        self.incarnation = "run-1"
+        self.workers: list[Worker] = []
+
+    def worker(self, name: str, *limits: str, trees: tuple[str, ...] = ("t",)) -> "Worker":
+        made = Worker(self, name, {tree: tuple(counter(text, tree) for text in limits or LIMITS) for tree in trees})
+        self.workers.append(made)
+        return made
+
+    def flush(self) -> None:
+        """The server forgets everything and goes on."""
+        self.first._book.__init__("expired_held")  # type: ignore[misc]
+
+    def snapshot(self) -> Any:
+        return copy.deepcopy(self.first._book.__dict__)
+
+    def restart(self, snapshot: Any, incarnation: str) -> None:
+        """The server is another one, with the data of then; every worker has seen its connection end."""
+        self.first._book.__dict__.update(copy.deepcopy(snapshot))
+        self.incarnation = incarnation
+        for worker in self.workers:
+            for tree in list(worker.ledger.trees):
+                worker.ledger.doubt(tree, worker.ledger.trees[tree].epoch, "its server was restarted")
+
+    async def used(self) -> tuple[int, int]:
+        """(used, held) of the day's tokens."""
+        return (await self.first.peek(RefSet("t", [counting.ref(counter(LIMITS[0]), self.clock.now_ms)]))).states[0]
+
+
+class SharedLedger(MemoryLedger):
+    """A ledger of one worker on what all share; away when the test says so."""
+
+    def __init__(self, net: Net) -> None:
+        super().__init__(net.clock)
+        self._book = net.first._book
+        self._net = net
+        self.away = False
+        self.fails: set[str] = set()
+
+    def incarnation(self, tree: str) -> str:
+        return self._net.incarnation
+
+    async def ping(self) -> None:
+        self.check("ping")
+
+    async def seq(self, tree: str, epoch: str) -> int:
+        self.check("seq")
+        return await super().seq(tree, epoch)
+
+    async def seed(self, tree: str, epoch: str, counters: Any) -> int:
+        self.check("seed")
+        return await super().seed(tree, epoch, counters)
+
+    async def announce(self, announcement: Announcement) -> None:
+        self.check("announce")
+        await super().announce(announcement)
+
+    def check(self, verb: str) -> None:
+        if self.away or verb in self.fails:
+            raise LedgerUnavailable("away")
+
+
+class Worker:
+    """Ledger, journal, outbox and recovery of one worker, with the holds of its requests."""
+
+    def __init__(self, net: Net, name: str, counters: dict[str, tuple[Counter, ...]]) -> None:
+        self.net = net
+        self.name = name
+        self.counters = counters
+        self.ledger = SharedLedger(net)
+        self.journal = Journal.open(net.directory / "journal", name)
+        self.outbox = Outbox(self.ledger, self.journal, net.records, str(net.directory / "journal"), counters, lambda *_: None)
+        self.trip = Trip()
+        self.epochs = iter(f"{name}-{n}" for n in range(1000))
+        self.recovery = Recovery(
+            self.ledger,
+            net.records,
+            self.outbox,
+            lambda: [self.trip],  # type: ignore[list-item]
+            counters,
+            name,
+            lambda: next(self.epochs),
+            lambda: net.clock.now_ms / 1000,
+        )
+
+    def refs(self, tree: str = "t") -> RefSet:
+        return counting.refs(tree, self.counters[tree], self.net.clock.now_ms)
+
+    async def admit(self, hold_id: str, g: int, tree: str = "t") -> str:
+        refs = self.refs(tree)
+        state = self.ledger.trees.get(tree)
+        try:
+            reply = await self.ledger.admit(Admission(hold_id, refs, amounts(refs), g, g, g, 30_000, "tag"))
+        except LedgerRecovering:
+            return "recovering"
+        if reply.status == "granted" and state is not None:
+            self.trip.held[hold_id] = Held(hold_id, refs, state.epoch, g)
+        return reply.status
+
+    def end(self, hold_id: str, used: int) -> None:
+        held = self.trip.held.pop(hold_id)
+        spent = Spent("t/@k", "chat", "up/m", self.net.clock.now_ms, 1, 1, used, 0, 0)
+        actual = tuple({"w": used, "b": 1, "o": 0}[ref.kind] for ref in held.refs.refs)
+        self.outbox.settle(Settlement(hold_id, held.refs, actual, epoch=held.epoch), None, spent)
+
+    async def spend(self, hold_id: str, used: int) -> None:
+        assert await self.admit(hold_id, used) == "granted"
+        self.end(hold_id, used)
+        await settle()
+
+    @property
+    def open(self) -> bool:
+        state = self.ledger.trees.get("t")
+        return state is not None and state.open
+
+
+async def recovered(*workers: Worker, rounds: int = 20) -> int:
+    """Steps the workers in turn until there is nothing more to do; how many rounds that took."""
+    for number in range(rounds):
+        went_on = [await worker.recovery.step() for worker in workers]
+        await settle()
+        if not any(went_on):
+            return number
+    raise AssertionError("it does not come to an end")
+
+
+@pytest.fixture
+async def net(tmp_path: Path) -> Any:
+    records = Records(f"sqlite:///{tmp_path}/records.db", 20)
+    await records.open()
+    net = Net(tmp_path, records)
+    yield net
+    for worker in net.workers:
+        worker.journal.close()
+    await records.close()
+
+
+async def test_a_new_tree_is_open_at_once(net: Net) -> None:
+    """One worker alone waits for nobody."""
+    one = net.worker("one")
+    assert await one.admit("h", 1) == "recovering"
+    assert await recovered(one) < 8
+    assert one.open
+    await one.spend("h", 7)
+    assert await net.used() == (7, 0)
+    await one.recovery.until_open(1)
+    assert one.recovery.closed_s() == 0
+
+
+async def test_case_2_what_was_lost_is_seeded_from_the_records(net: Net) -> None:
+    """The counters begin with all that was used, what this worker had not yet recorded included: the limit binds as before."""
+    one = net.worker("one")
+    await recovered(one)
+    await one.spend("a", 600)
+    await one.outbox.flush()
+    await one.spend("b", 300)
+    net.flush()
+    assert await one.admit("c", 200) == "recovering"
+    assert await one.admit("c", 1) == "recovering"
+    await recovered(one)
+    assert await net.used() == (900, 0)
+    assert [await one.admit("d", 200), await one.admit("e", 100)] == ["refused", "granted"]
+
+
+async def test_open_holds_are_told_to_the_new_state(net: Net) -> None:
+    """They are held there as before, and end as ever."""
+    one, two = net.worker("one"), net.worker("two")
+    await recovered(one, two)
+    await one.spend("a", 100)
+    assert [await one.admit("b", 300), await two.admit("c", 400)] == ["granted"] * 2
+    net.flush()
+    assert await two.admit("d", 1) == "recovering"
+    await recovered(one, two)
+    assert (await net.used(), one.open, two.open) == ((100, 700), True, True)
+    assert [await one.admit("d", 201), await two.admit("e", 200)] == ["refused", "granted"]
+    one.end("b", 250)
+    two.end("c", 400)
+    two.end("e", 200)
+    await settle()
+    assert await net.used() == (950, 0)
+
+
+async def test_nothing_is_admitted_before_every_worker_has_told(net: Net) -> None:
+    """However the rounds fall: no order of steps lets more through than there is."""
+    workers = [net.worker(f"w{n}") for n in range(3)]
+    await recovered(*workers)
+    for n, worker in enumerate(workers):
+        assert await worker.admit(f"h{n}", 300) == "granted"
+    net.flush()
+    for number in range(12):
+        for n, worker in enumerate(workers):
+            await worker.recovery.step()
+            outcome = await worker.admit(f"x{number}{n}", 101)
+            assert outcome in ("recovering", "refused")
+    assert await net.used() == (0, 900)
+    assert all(worker.open for worker in workers)
+
+
+async def test_what_ends_meanwhile_is_charged_before_it_opens(net: Net) -> None:
+    """A request that ends after its worker has brought in its usage, and before the new state is open."""
+    one, two = net.worker("one"), net.worker("two")
+    await recovered(one, two)
+    assert [await one.admit("a", 300), await two.admit("b", 400)] == ["granted"] * 2
+    net.flush()
+    assert await one.admit("x", 1) == "recovering"
+    while "t" in two.ledger.trees:
+        await one.recovery.step()
+        await two.recovery.step()
+    two.end("b", 390)
+    await recovered(one, two)
+    assert await net.used() == (390, 300)
+    one.end("a", 10)
+    await settle()
+    assert (await net.used(), two.outbox.backlog) == ((400, 0), 0)
+
+
+async def test_a_hold_that_ends_while_it_is_told_is_charged_once(net: Net) -> None:
+    """Its settlement still is one of the old epoch."""
+    one = net.worker("one")
+    await recovered(one)
+    assert await one.admit("a", 300) == "granted"
+    net.flush()
+    tell = one.ledger.announce
+
+    async def announce(announcement: Announcement) -> None:
+        one.end("a", 250)
+        await tell(announcement)
+
+    one.ledger.announce = announce  # type: ignore[method-assign]
+    assert await one.admit("x", 1) == "recovering"
+    await recovered(one)
+    await settle()
+    assert (await net.used(), one.outbox.backlog) == ((250, 0), 0)
+
+
+async def test_a_leader_that_dies_is_followed_by_another(net: Net) -> None:
+    """It had taken the sums and not seeded the ledger; its lead ends with its lease."""
+    one, two = net.worker("one"), net.worker("two")
+    await recovered(one, two)
+    await two.spend("a", 300)
+    net.flush()
+    assert await one.admit("x", 1) == "recovering"
+    one.ledger.fails = {"seed"}
+    with pytest.raises(LedgerUnavailable):
+        await recovered(one, two)
+    for _ in range(3):
+        await two.recovery.step()
+    assert not two.open
+    net.clock.now_ms += LIVE_MS + LEASE_MS
+    await recovered(two)
+    assert (two.open, await net.used()) == (True, (300, 0))
+
+
+async def test_a_leader_whose_ledger_failed_seeds_again(net: Net) -> None:
+    """It still has the lead."""
+    one = net.worker("one")
+    await recovered(one)
+    await one.spend("a", 300)
+    net.flush()
+    assert await one.admit("x", 1) == "recovering"
+    one.ledger.fails = {"seed"}
+    with pytest.raises(LedgerUnavailable):
+        await recovered(one)
+    one.ledger.fails = set()
+    await recovered(one)
+    assert (one.open, await net.used()) == (True, (300, 0))
+
+
+async def test_a_worker_that_was_left_out_catches_up(net: Net) -> None:
+    """It hung for longer than anybody waits, with usage that only the old state had: it is charged when the worker goes on."""
+    one, two = net.worker("one"), net.worker("two")
+    await recovered(one, two)
+    await two.spend("a", 300)
+    assert await two.admit("b", 200) == "granted"
+    net.flush()
+    assert await one.admit("x", 1) == "recovering"
+    await one.recovery.step()
+    await one.recovery.step()
+    assert not one.open
+    net.clock.now_ms += LIVE_MS + 1
+    await recovered(one)
+    assert (one.open, await net.used()) == (True, (0, 0))
+    two.end("b", 150)
+    assert await two.admit("c", 1) == "recovering"
+    await recovered(one, two)
+    await settle()
+    assert (two.open, await net.used(), two.outbox.backlog) == (True, (450, 0), 0)
+
+
+async def test_a_worker_that_does_not_tell_its_holds_is_not_waited_for_endlessly(net: Net) -> None:
+    """It lives, and cannot reach the ledger."""
+    one, two = net.worker("one"), net.worker("two")
+    await recovered(one, two)
+    await two.spend("a", 300)
+    net.flush()
+    assert await one.admit("x", 1) == "recovering"
+    two.ledger.away = True
+
+    async def rounds() -> None:
+        for _ in range(6):
+            await one.recovery.step()
+            with pytest.raises(LedgerUnavailable):
+                await two.recovery.step()
+
+    await rounds()
+    assert not one.open
+    net.clock.now_ms += PATIENCE_MS // 2
+    await rounds()
+    assert not one.open
+    net.clock.now_ms += PATIENCE_MS // 2
+    await rounds()
+    assert (one.open, await net.used()) == (True, (300, 0))
+    two.ledger.away = False
+    await recovered(one, two)
+    assert two.open
+
+
+async def test_case_132_an_older_copy_is_not_believed(net: Net) -> None:
+    """A server that was restarted with the data of before: its sequence is behind what was seen."""
+    one = net.worker("one")
+    await recovered(one)
+    await one.spend("a", 300)
+    old = net.snapshot()
+    await one.spend("b", 400)
+    net.restart(old, "run-2")
+    assert await one.admit("x", 1) == "recovering"
+    await recovered(one)
+    assert await net.used() == (700, 0)
+
+
+async def test_what_any_worker_has_seen_counts(net: Net) -> None:
+    """The copy is not behind what this worker has seen, but what another one has."""
+    one, two = net.worker("one"), net.worker("two")
+    await recovered(one, two)
+    await one.spend("a", 300)
+    old = net.snapshot()
+    await two.spend("b", 400)
+    net.restart(old, "run-2")
+    for _ in range(4):
+        await one.recovery.step()
+        assert await one.admit("x", 1) == "recovering"
+    await recovered(one, two)
+    assert await net.used() == (700, 0)
+
+
+async def test_a_server_that_lost_nothing_is_verified(net: Net) -> None:
+    """Restarted with all of its data: the same epoch goes on, as soon as every worker has seen the new server; holds are there as before."""
+    one, two = net.worker("one"), net.worker("two")
+    await recovered(one, two)
+    epoch = one.ledger.trees["t"].epoch
+    await one.spend("a", 300)
+    assert await two.admit("b", 200) == "granted"
+    net.restart(net.snapshot(), "run-2")
+    await recovered(one, two)
+    assert [worker.ledger.trees["t"].epoch for worker in (one, two)] == [epoch] * 2
+    assert await net.used() == (300, 200)
+    assert (await net.records.trees(["t"]))["t"].incarnation == "run-2"
+    two.end("b", 100)
+    await settle()
+    assert await net.used() == (400, 0)
+
+
+async def test_a_start_adopts_what_is_there(net: Net) -> None:
+    """The workers before have ended, and nothing was lost since."""
+    one = net.worker("one")
+    await recovered(one)
+    await one.spend("a", 300)
+    await one.outbox.flush()
+    await one.recovery.leave()
+    later = net.worker("later")
+    await recovered(later)
+    assert later.ledger.trees["t"].epoch == one.ledger.trees["t"].epoch
+    assert (await net.used(), [row.worker for row in await net.records.workers()]) == ((300, 0), ["later"])
+
+
+async def test_a_limit_that_is_new_begins_with_what_was_used(net: Net) -> None:
+    """In its present window; those that counted already stay as they are."""
+    one = net.worker("one")
+    await recovered(one)
+    await one.spend("a", 300)
+    await one.outbox.flush()
+    await one.recovery.leave()
+    later = net.worker("later", *LIMITS, "5000 tokens/month", "10 requests/day")
+    await recovered(later)
+    states = (await later.ledger.peek(later.refs())).states
+    assert [state for state, ref in zip(states, later.refs().refs, strict=True) if ref.kind == "w"] == [(300, 0), (300, 0), (1, 0)]
+
+
+async def test_a_leader_with_an_older_configuration_forgets_no_limit(net: Net) -> None:
+    """Whoever knows a limit fills it after the seeding, before it opens the tree."""
+    old, new = net.worker("old"), net.worker("new", *LIMITS, "5000 tokens/month")
+    await recovered(old, new)
+    await new.spend("a", 300)
+    await new.outbox.flush()
+    net.flush()
+    assert await old.admit("x", 1) == "recovering"
+    await recovered(old, new)
+    month = counting.refs("t", [counter("5000 tokens/month")], net.clock.now_ms)
+    assert (await new.ledger.peek(month)).states == ((300, 0),)
+
+
+async def test_records_that_were_lost_take_nothing_back(net: Net, tmp_path: Path) -> None:
+    """They know nothing of the tree: what the ledger has stays, with all that is held there, as nobody will end it."""
+    one = net.worker("one")
+    await recovered(one)
+    await one.spend("a", 300)
+    assert await one.admit("b", 200) == "granted"
+    records = Records(f"sqlite:///{tmp_path}/other.db", 20)
+    await records.open()
+    try:
+        net.records = records
+        later = net.worker("later")
+        await recovered(later)
+        assert await net.used() == (500, 0)
+    finally:
+        await records.close()
+
+
+async def test_what_the_dead_left_is_in_the_sums(net: Net) -> None:
+    """A worker died with lines that nobody has recorded, and the ledger was lost too: its journal is read before the tree is seeded."""
+    one = net.worker("one")
+    await recovered(one)
+    await one.spend("a", 300)
+    one.journal.close()
+    net.clock.now_ms += LIVE_MS + 1
+    net.flush()
+    later = net.worker("later")
+    await recovered(later)
+    assert await net.used() == (300, 0)
+    assert await later.outbox.replay() == 0
+    assert await net.used() == (300, 0)
+
+
+async def test_one_tree_does_not_wait_for_another(net: Net) -> None:
+    """Each is lost, and comes back, by itself; a tree that only others know of is confirmed all the same."""
+    one, two = net.worker("one", trees=("t", "u")), net.worker("two")
+    await recovered(one, two)
+    await one.spend("a", 300)
+    for epochs in (net.first._book.epochs["u"],):
+        epochs.clear()
+    assert await one.admit("b", 5, "u") == "recovering"
+    assert await one.admit("c", 5) == "granted"
+    await recovered(one, two)
+    assert await one.admit("d", 5, "u") == "granted"
+
+
+async def test_nothing_is_opened_without_the_records(net: Net) -> None:
+    """They are away when the ledger has lost a tree: refused until they are back, and said once."""
+    one = net.worker("one")
+    await recovered(one)
+    net.flush()
+    assert await one.admit("x", 1) == "recovering"
+    beat = net.records.beat
+    net.records.beat = _away  # type: ignore[method-assign]
+    with structlog.testing.capture_logs() as logs:
+        assert [await one.recovery._round() for _ in range(3)] == [False] * 3
+    assert [line["event"] for line in logs] == ["recovery waits"]
+    net.records.beat = beat  # type: ignore[method-assign]
+    await recovered(one)
+    assert one.open
+
+
+async def _away(*_: Any) -> Any:
+    raise RecordsUnavailable("away")
+
+
+async def test_a_worker_that_is_open_serves_on_while_the_records_are_away(net: Net) -> None:
+    """Nothing is in doubt, so nothing is said."""
+    one = net.worker("one")
+    await recovered(one)
+    net.records.beat = _away  # type: ignore[method-assign]
+    with structlog.testing.capture_logs() as logs:
+        assert not await one.recovery._round()
+    assert (logs, await one.admit("a", 5)) == ([], "granted")
+
+
+async def test_each_change_is_one_line(net: Net) -> None:
+    """As the worker sees it, with the reason."""
+    with structlog.testing.capture_logs() as logs:
+        one, two = net.worker("one"), net.worker("two")
+        await recovered(one)
+        await recovered(two)
+        net.flush()
+        assert await one.admit("x", 1) == "recovering"
+        await recovered(one, two)
+    changes = [(line["from"], line["to"]) for line in logs if line["event"] == "tree state"]
+    assert sorted(changes) == sorted(
+        [
+            *[("unknown", "lost"), ("lost", "seeding"), ("seeding", "open")],
+            ("unknown", "open"),
+            *[("open", "doubt"), ("doubt", "lost"), ("lost", "seeding"), ("seeding", "open")],
+            *[("open", "lost"), ("lost", "seeding"), ("seeding", "open")],
+        ]
+    )
+    assert all(line["reason"] for line in logs if line["event"] == "tree state")
+
+
+async def test_how_long_a_tree_has_been_closed(net: Net) -> None:
+    """Endless before it first was open; from the doubt on afterwards."""
+    one = net.worker("one")
+    assert one.recovery.closed_s() == float("inf")
+    await recovered(one)
+    assert one.recovery.closed_s() == 0
+    net.flush()
+    await one.admit("x", 1)
+    net.clock.now_ms += 12_000
+    assert one.recovery.closed_s() == 12
+
+
+async def test_it_runs_by_itself_and_a_doubt_wakes_it(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between rounds it sleeps, for long while all is well."""
+    monkeypatch.setattr("sluicegate.recovery.BEAT_S", 600)
+    one = net.worker("one")
+    running = asyncio.get_running_loop().create_task(one.recovery.run())
+    await one.recovery.until_open(20)
+    assert one.open
+    net.flush()
+    await settle()
+    assert await one.admit("x", 1) == "recovering"
+    async with asyncio.timeout(20):
+        while not one.open:
+            await settle()
+    running.cancel()
+
+
+async def test_waiting_for_all_to_be_open_has_an_end(net: Net) -> None:
+    """A start goes on without."""
+    one = net.worker("one")
+    await one.recovery.until_open(0)
+    assert not one.open
+
+
+async def test_faults_of_its_own_are_logged_and_it_goes_on(net: Net) -> None:
+    """As every background work."""
+    one = net.worker("one")
+    one.recovery._beat = None  # type: ignore[assignment, method-assign]
+    with structlog.testing.capture_logs() as logs:
+        assert not await one.recovery._round()
+    assert [line["event"] for line in logs] == ["background work failed"]
+
+
+async def test_lost_again_while_it_is_seeded(net: Net) -> None:
+    """The state goes between its seeding and its opening: it begins anew and nothing is forgotten."""
+    one = net.worker("one")
+    await recovered(one)
+    await one.spend("a", 300)
+    assert await one.admit("b", 200) == "granted"
+    net.flush()
+    assert await one.admit("x", 1) == "recovering"
+    tell, told = one.ledger.announce, []
+
+    async def announce(announcement: Announcement) -> None:
+        if not told:
+            told.append(announcement)
+            net.flush()
+        await tell(announcement)
+
+    one.ledger.announce = announce  # type: ignore[method-assign]
+    await recovered(one)
+    assert (one.open, await net.used()) == (True, (300, 200))
