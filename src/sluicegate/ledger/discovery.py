@@ -10,7 +10,7 @@ Fails by LedgerUnavailable, which says why, when nobody answers anything useful 
 import asyncio
 import random
 from array import array
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
 from redis.asyncio import Redis
@@ -30,10 +30,11 @@ Answer = tuple[tuple[int, ...], Map]  # how new it is; what it says
 class Discovery:
     """Asks. Connections are kept from one time to the next."""
 
-    def __init__(self, place: Place, timeout_s: float) -> None:
+    def __init__(self, place: Place, timeout_s: float, connect: Callable[[Address, float], Any] | None = None) -> None:
         self._place = place
         self._timeout_s = timeout_s
-        self._clients: dict[Address, Redis] = {}
+        self._connect = connect or _connect
+        self._clients: dict[Address, Any] = {}  # redis-py's types do not say what its commands return
 
     async def find(self, masters: Sequence[Address]) -> Map:
         """masters: those known by now, who are asked too."""
@@ -77,9 +78,9 @@ class Discovery:
         return max(answers, key=lambda answer: answer[0])[1]
 
     async def _of_cluster(self, asked: Address) -> Answer:
-        client = self._client(asked)
-        info = await client.execute_command("CLUSTER INFO")
-        ranges = await client.execute_command("CLUSTER SLOTS")
+        server = self._client(asked)
+        info = await server.execute_command("CLUSTER INFO")
+        ranges = await server.execute_command("CLUSTER SLOTS")
         masters: dict[Address, int] = {}
         owners = array("H", [NOBODY]) * SLOTS
         for first, last, (host, port, *_), *_ in ranges:
@@ -94,26 +95,31 @@ class Discovery:
         return (int(master["config-epoch"]),), Map((self._place.entry.at(str(master["ip"]), int(master["port"])),))
 
     def _client(self, at: Address) -> Any:
-        client = self._clients.get(at)
-        if client is None:
-            client = self._clients[at] = Redis(
-                host=at.host,
-                port=at.port,
-                username=at.username or None,
-                password=at.password or None,
-                socket_timeout=self._timeout_s,
-                socket_connect_timeout=self._timeout_s,
-                retry=Retry(NoBackoff(), 0),
-                protocol=2,
-                client_name="sluicegate-discovery",
-                ssl=at.tls,
-                ssl_ca_certs=at.ca_file or None,
-            )
-        return client
+        found = self._clients.get(at)
+        if found is None:
+            found = self._clients[at] = self._connect(at, self._timeout_s)
+        return found
 
     async def _forget(self, addresses: Iterable[Address]) -> None:
         for address in list(addresses):
             await self._clients.pop(address).aclose()
+
+
+def _connect(at: Address, timeout_s: float) -> Redis:
+    """One that asks once."""
+    return Redis(
+        host=at.host,
+        port=at.port,
+        username=at.username or None,
+        password=at.password or None,
+        socket_timeout=timeout_s,
+        socket_connect_timeout=timeout_s,
+        retry=Retry(NoBackoff(), 0),
+        protocol=2,
+        client_name="sluicegate-discovery",
+        ssl=at.tls,
+        ssl_ca_certs=at.ca_file or None,
+    )
 
 
 def _text(host: str | bytes) -> str:
