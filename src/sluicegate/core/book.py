@@ -148,22 +148,25 @@ def given_back(hold: Hold) -> dict[str, Back]:
 # -- reading counters ---------------------------------------------------------------------------------------------------------------------
 
 
-def state(book: Book, ref: Ref) -> tuple[int, int]:
+def state_of(book: Book, ref: Ref) -> tuple[int, int]:
     """See Reply.states."""
     if ref.kind == "b":
         return _refilled(book, ref)[0], 0
     if ref.kind == "s":
         slices = _slices(book, ref)
         return sum(slices.values()), (min(slices) + SLICES + 1) * ref.per_ms - book.now_ms if slices else 0
-    return _pair(book, ref.key)
+    counter = book.counter(ref.key)
+    return (counter[0], counter[1]) if counter else (0, 0)
 
 
 def found(book: Book, tree: str, ref: Ref) -> tuple[int, int]:
     """The state of a counter that decides: raises Lost rather than take a window that is gone for a new one."""
-    pair = state(book, ref)
-    if ref.kind == "w" and pair == (0, 0) and book.counter(ref.key) is None and book.expected(tree, ref.key):
+    if ref.kind != "w":
+        return state_of(book, ref)
+    counter = book.counter(ref.key)
+    if counter is None and book.expected(tree, ref.key):
         raise Lost("a counter is missing")
-    return pair
+    return (counter[0], counter[1]) if counter else (0, 0)
 
 
 def less(book: Book, ref: Ref, before: tuple[int, int], back: Back | None) -> tuple[int, int]:
@@ -177,14 +180,9 @@ def less(book: Book, ref: Ref, before: tuple[int, int], back: Back | None) -> tu
     return max(0, before[0] - back.used), max(0, before[1] - back.held)
 
 
-def free(ref: Ref, of: tuple[int, int]) -> int:
+def room_on(ref: Ref, state: tuple[int, int]) -> int:
     """Room on a counter; negative while an overrun is not repaid."""
-    return ref.ceiling - of[0] - (of[1] if ref.kind in ("w", "o") else 0)
-
-
-def _pair(book: Book, key: str) -> tuple[int, int]:
-    counter = book.counter(key)
-    return (counter[0], counter[1]) if counter else (0, 0)
+    return ref.ceiling - state[0] - (state[1] if ref.kind in ("w", "o") else 0)
 
 
 def _refilled(book: Book, ref: Ref) -> list[int]:
@@ -214,15 +212,14 @@ def take(book: Book, tree: str, ref: Ref, n: int) -> tuple[int, int]:
         return _put_bucket(book, ref, n), 0
     if ref.kind == "s":
         _put_slice(book, ref, book.now_ms // ref.per_ms, n)
-        return state(book, ref)
-    used, held = _pair(book, ref.key)
-    _put_pair(book, tree, ref, used, held + n)
-    return used, held + n
-
-
-def slot(book: Book, ref: Ref) -> int:
-    """What a claim taken now remembers of its time."""
-    return book.now_ms // ref.per_ms if ref.kind == "s" else book.now_ms if ref.kind == "b" else 0
+        return state_of(book, ref)
+    counter = book.counter(ref.key)
+    used, held = (counter[0], counter[1] + n) if counter else (0, n)
+    if ref.kind == "o":
+        _put_open(book, ref.key, held)
+    else:
+        _put_window(book, tree, ref, counter, used, held)
+    return used, held
 
 
 def shift(book: Book, claim: HoldClaim, used: int, held: int) -> None:
@@ -231,7 +228,7 @@ def shift(book: Book, claim: HoldClaim, used: int, held: int) -> None:
     if claim.kind == "o":
         _put_open(book, claim.key, max(0, (counter[1] if counter else 0) + held))
     elif counter:
-        _put_window(book, claim.key, counter, max(0, counter[0] + used), max(0, counter[1] + held), None)
+        book.put_counter(claim.key, "w", _window(counter, max(0, counter[0] + used), max(0, counter[1] + held)), None)
 
 
 def replace(book: Book, tree: str, ref: Ref, back: Back, actual: int) -> None:
@@ -251,9 +248,11 @@ def replace(book: Book, tree: str, ref: Ref, back: Back, actual: int) -> None:
         return  # the window is long over and its counter forgotten
     else:
         used, held = found(book, tree, ref)
+        held = max(0, held - back.held)
         if ref.kind == "o":
-            actual = 0
-        _put_pair(book, tree, ref, max(0, used - back.used) + actual, max(0, held - back.held))
+            _put_open(book, ref.key, held)
+        else:
+            _put_window(book, tree, ref, book.counter(ref.key), max(0, used - back.used) + actual, held)
 
 
 def replace_unknown(book: Book, claim: HoldClaim, back: Back) -> None:
@@ -272,7 +271,7 @@ def replace_unknown(book: Book, claim: HoldClaim, back: Back) -> None:
 def reach(book: Book, ref: Ref) -> list[int]:
     """Marks of a window that `used` has reached and that nobody was told of; now somebody is."""
     counter = book.counter(ref.key)
-    if not counter or ref.kind != "w" or not ref.marks or counter[0] < ref.marks[0]:
+    if not counter or ref.kind != "w" or counter[0] < ref.marks[0]:
         return []
     told = counter[2] if len(counter) > 2 else 0
     new = [mark for mark, at in enumerate(ref.marks) if counter[0] >= at and not told >> mark & 1]
@@ -290,7 +289,7 @@ def make(book: Book, tree: str, ref: Ref, used: int, slices: dict[int, int]) -> 
     elif ref.kind == "s" and slices:
         book.put_counter(ref.key, "s", {**slices}, _slices_expiry_ms(book, ref))
     elif ref.kind == "w" and not (ref.end_ms and book.now_ms >= expiry_ms(ref)) and not book.expected(tree, ref.key):
-        _put_pair(book, tree, ref, used, 0)
+        _put_window(book, tree, ref, None, used, 0)
 
 
 def expiry_ms(ref: Ref) -> int:
@@ -298,19 +297,18 @@ def expiry_ms(ref: Ref) -> int:
     return ref.end_ms + COUNTER_GRACE_MS if ref.end_ms else 0
 
 
-def _put_pair(book: Book, tree: str, ref: Ref, used: int, held: int) -> None:
-    if ref.kind == "o":
-        _put_open(book, ref.key, held)
-        return
-    counter = book.counter(ref.key)
-    if not counter:
+def _put_window(book: Book, tree: str, ref: Ref, before: Counter | None, used: int, held: int) -> None:
+    """before: the counter as it is; None: it is new."""
+    if before is None:
         book.index(tree, ref.key, expiry_ms(ref))
-    _put_window(book, ref.key, counter, used, held, expiry_ms(ref))
+        book.put_counter(ref.key, "w", [used, held], expiry_ms(ref))
+    else:
+        book.put_counter(ref.key, "w", _window(before, used, held), None)
 
 
-def _put_window(book: Book, key: str, before: Counter | None, used: int, held: int, expires_ms: int | None) -> None:
+def _window(before: Counter, used: int, held: int) -> list[int]:
     """Marks that were told stay told."""
-    book.put_counter(key, "w", [used, held, before[2]] if before and len(before) > 2 else [used, held], expires_ms)
+    return [used, held] if len(before) == 2 else [used, held, before[2]]
 
 
 def _put_open(book: Book, key: str, held: int) -> None:

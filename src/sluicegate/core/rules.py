@@ -12,8 +12,28 @@ everybody; what the verb has written by then does not matter, since the seeding 
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from sluicegate.core import book as counting
-from sluicegate.core.book import MARKERS, Back, Book, Hold, HoldClaim, Lost, amount, charged, held
+from sluicegate.core.book import (
+    MARKERS,
+    NOTHING,
+    Book,
+    Hold,
+    HoldClaim,
+    Lost,
+    amount,
+    charged,
+    found,
+    given_back,
+    held,
+    less,
+    make,
+    reach,
+    replace,
+    replace_unknown,
+    room_on,
+    shift,
+    state_of,
+    take,
+)
 from sluicegate.core.claims import Admission, Announcement, Extension, RefSet, Reply, Seed, Settled, Settlement, Swept
 
 SWEEP_IN_ADMIT = 4
@@ -63,24 +83,24 @@ def seed(book: Book, tree: str, epoch: str, seeds: Sequence[Seed]) -> int:
 def fill(book: Book, tree: str, seeds: Sequence[Seed]) -> None:
     """Makes those of the counters that are missing."""
     for one in seeds:
-        counting.make(book, tree, one.ref, one.used, one.slices)
+        make(book, tree, one.ref, one.used, one.slices)
 
 
 def announce(book: Book, a: Announcement) -> None:
     """Takes up an open hold, whatever the ceilings say, unless its id is known. Windows that are over are left out."""
-    tree, refs = a.refs.tree, a.refs.refs
+    tree, refs, now_ms = a.refs.tree, a.refs.refs, book.now_ms
     if book.hold(tree, a.hold_id) is not None:
         return
     for ref in refs:
-        counting.found(book, tree, ref)
+        found(book, tree, ref)
     claims = []
     for i, ref in enumerate(refs):
-        if ref.kind == "w" and 0 < ref.end_ms <= book.now_ms:
+        if ref.kind == "w" and 0 < ref.end_ms <= now_ms:
             continue
         fixed, rate = a.amounts[2 * i], a.amounts[2 * i + 1]
-        counting.take(book, tree, ref, amount(fixed, rate, a.g))
-        claims.append(HoldClaim(ref.key, ref.kind, fixed, rate, counting.slot(book, ref)))
-    book.put_hold(tree, a.hold_id, Hold(1, "open", a.g, a.seen, a.tag, claims), book.now_ms + a.ttl_ms)
+        take(book, tree, ref, amount(fixed, rate, a.g))
+        claims.append(HoldClaim(ref.key, ref.kind, fixed, rate, now_ms // ref.per_ms if ref.kind == "s" else now_ms if ref.kind == "b" else 0))
+    book.put_hold(tree, a.hold_id, Hold(1, "open", a.g, a.seen, a.tag, claims), now_ms + a.ttl_ms)
 
 
 # -- verbs --------------------------------------------------------------------------------------------------------------------------------
@@ -102,7 +122,7 @@ def _admit(book: Book, a: Admission, swept: tuple[Swept, ...]) -> Reply:
     if existing is not None and existing.state != "open":
         return Reply("cancelled", now_ms, swept=swept)
     if existing is not None:
-        states = [counting.found(book, tree, ref) for ref in refs]
+        states = [found(book, tree, ref) for ref in refs]
         return Reply("granted", now_ms, existing.g, max(existing.g, a.want), tuple(states), swept)
     for ref in refs:
         if ref.kind == "w" and (now_ms < ref.start_ms or 0 < ref.end_ms <= now_ms):
@@ -111,14 +131,14 @@ def _admit(book: Book, a: Admission, swept: tuple[Swept, ...]) -> Reply:
     old = book.hold(tree, a.replacing) if a.replacing else None
     if old is not None and old.state in MARKERS:
         old = None
-    states = [counting.found(book, tree, ref) for ref in refs]
+    states = [found(book, tree, ref) for ref in refs]
     if old is not None:
-        back = counting.given_back(old)
-        states = [counting.less(book, ref, state, back.get(ref.key)) for ref, state in zip(refs, states, strict=True)]
+        back = given_back(old)
+        states = [less(book, ref, state, back.get(ref.key)) for ref, state in zip(refs, states, strict=True)]
     room, plenty = a.want, True
     for i, ref in enumerate(refs):
         fixed, rate = a.amounts[2 * i], a.amounts[2 * i + 1]
-        free = max(0, counting.free(ref, states[i]) - ref.reserved)
+        free = max(0, room_on(ref, states[i]) - ref.reserved)
         full = amount(fixed, rate, a.want)
         if full > free:
             room = min(room, (free - fixed) * 1000 // rate if rate and free >= fixed else -1)
@@ -133,8 +153,8 @@ def _admit(book: Book, a: Admission, swept: tuple[Swept, ...]) -> Reply:
     claims = []
     for i, ref in enumerate(refs):
         fixed, rate = a.amounts[2 * i], a.amounts[2 * i + 1]
-        states[i] = counting.take(book, tree, ref, amount(fixed, rate, g))
-        claims.append(HoldClaim(ref.key, ref.kind, fixed, rate, counting.slot(book, ref)))
+        states[i] = take(book, tree, ref, amount(fixed, rate, g))
+        claims.append(HoldClaim(ref.key, ref.kind, fixed, rate, now_ms // ref.per_ms if ref.kind == "s" else now_ms if ref.kind == "b" else 0))
     book.put_hold(tree, a.hold_id, Hold(1, "open", g, 0, a.tag, claims), now_ms + a.ttl_ms)
     return Reply("granted", now_ms, g, room, tuple(states), swept)
 
@@ -148,10 +168,10 @@ def extend(book: Book, e: Extension) -> Reply:
     hold = _record(book, tree, e.hold_id)
     if hold is None or hold.state in MARKERS:
         return Reply("gone", book.now_ms)
-    states = {ref.key: (ref, counting.found(book, tree, ref)) for ref in refs}
+    states = {ref.key: (ref, found(book, tree, ref)) for ref in refs}
     if hold.state != "open":
         _reopen(book, hold)
-        states = {ref.key: (ref, counting.state(book, ref)) for ref in refs}
+        states = {ref.key: (ref, state_of(book, ref)) for ref in refs}
     hold.seen = max(hold.seen, e.seen)
     room, claimed = e.want, 0
     for claim in hold.claims:
@@ -160,7 +180,7 @@ def extend(book: Book, e: Extension) -> Reply:
         claimed += 1
         if claim.kind != "w" or not claim.rate:
             continue
-        free = counting.free(*states[claim.key]) + held(hold, claim)
+        free = room_on(*states[claim.key]) + held(hold, claim)
         if amount(claim.fixed, claim.rate, e.want) > free:
             room = min(room, (free - claim.fixed) * 1000 // claim.rate if free >= claim.fixed else -1)
     if claimed < len(refs) and _left_out(book, hold, e.refs):
@@ -170,16 +190,16 @@ def extend(book: Book, e: Extension) -> Reply:
         for claim in hold.claims:
             more = amount(claim.fixed, claim.rate, room) - held(hold, claim)
             if claim.kind == "w" and more:
-                counting.shift(book, claim, 0, more)
+                shift(book, claim, 0, more)
         hold.g = room
     book.put_hold(tree, e.hold_id, hold, book.now_ms + e.ttl_ms)
-    after = tuple(counting.state(book, ref) for ref in refs)
+    after = tuple(state_of(book, ref) for ref in refs)
     return Reply("granted" if granted else "refused", book.now_ms, hold.g, max(room, hold.g), after)
 
 
 def peek(book: Book, refs: RefSet) -> Reply:
     """The states of counters, changing nothing: what `GET /v1/usage` shows."""
-    return Reply("granted", book.now_ms, states=tuple(counting.state(book, ref) for ref in refs.refs))
+    return Reply("granted", book.now_ms, states=tuple(state_of(book, ref) for ref in refs.refs))
 
 
 def settle(book: Book, s: Settlement) -> Settled:
@@ -205,7 +225,11 @@ def settle(book: Book, s: Settlement) -> Settled:
 
 def warn(book: Book, refs: RefSet) -> tuple[tuple[int, int], ...]:
     """(ref index, mark index) of the marks that were reached and that nobody was told of: each mark of a window is told once."""
-    return tuple((i, mark) for i, ref in enumerate(refs.refs) if ref.marks for mark in counting.reach(book, ref))
+    told: list[tuple[int, int]] = []
+    for i, ref in enumerate(refs.refs):
+        if ref.marks:
+            told += ((i, mark) for mark in reach(book, ref))
+    return tuple(told)
 
 
 def renew(book: Book, tree: str, hold_ids: list[str], ttl_ms: int) -> None:
@@ -248,7 +272,7 @@ def _charge_due(book: Book, tree: str, limit: int) -> tuple[Swept, ...]:
         for claim in hold.claims:
             charge = charged(hold, claim)
             if claim.kind in ("w", "o"):
-                counting.shift(book, claim, charge, -held(hold, claim))
+                shift(book, claim, charge, -held(hold, claim))
             charges.append((claim.key, charge))
         book.put_hold(tree, hold_id, hold, book.now_ms + EXPIRED_KEPT_MS)
         swept.append(Swept(hold_id, hold.tag, hold.g, hold.seen, tuple(charges)))
@@ -259,7 +283,7 @@ def _reopen(book: Book, hold: Hold) -> None:
     """An expired hold whose worker lives after all: what was charged is held again, whatever the ceiling says."""
     for claim in hold.claims:
         if claim.kind in ("w", "o"):
-            counting.shift(book, claim, -charged(hold, claim), held(hold, claim))
+            shift(book, claim, -charged(hold, claim), held(hold, claim))
     hold.state = "open"
 
 
@@ -271,12 +295,12 @@ def _left_out(book: Book, hold: Hold, refs: RefSet) -> bool:
 
 def _end(book: Book, refs: RefSet, hold_id: str, hold: Hold, actual: dict[str, int]) -> None:
     """Ends a hold at `actual` per counter (0 where not named): gives back what it held or was charged, adds what was used."""
-    back: dict[str, Back] = counting.given_back(hold)
+    back = given_back(hold)
     known = {ref.key for ref in refs.refs}
     for ref in refs.refs:
-        counting.replace(book, refs.tree, ref, back.get(ref.key) or counting.NOTHING, actual.get(ref.key, 0))
+        replace(book, refs.tree, ref, back.get(ref.key) or NOTHING, actual.get(ref.key, 0))
     for claim in hold.claims:
         if claim.key not in known:
-            counting.replace_unknown(book, claim, back[claim.key])
+            replace_unknown(book, claim, back[claim.key])
     if hold_id:
         book.drop_hold(refs.tree, hold_id)

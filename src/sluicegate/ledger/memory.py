@@ -80,7 +80,8 @@ class MemoryBook:
         return found
 
     def sequence(self, tree: str, epoch: str) -> int:
-        return self.epochs.get(tree, {}).get(epoch, 0)
+        epochs = self.epochs.get(tree)
+        return epochs.get(epoch, 0) if epochs else 0
 
     def put_sequence(self, tree: str, epoch: str, seq: int) -> None:
         if seq:

@@ -38,6 +38,7 @@ from sluicegate.ledger.redis_scripts import (
     LOST,
     REPLIES,
     SETTLED,
+    bare,
     encode,
     escaped,
     figures,
@@ -183,7 +184,7 @@ class RedisLedger(Trees):
         packed = refs.packed
         if type(packed) is not _Packed or packed.state is not state:
             packed = self._pack(refs, state)
-        request = encode((state.seq, a.hold_id, a.replacing, a.tag, a.need, a.aim, a.want, a.ttl_ms, a.amounts))
+        request = bare((state.seq, a.hold_id, a.replacing, a.tag, a.need, a.aim, a.want, a.ttl_ms, *a.amounts))
         return packed.tree.route.front.call(packed.tree.admit, b"%b$%d\r\n%b\r\n" % (packed.admit, len(request), request), a)
 
     def extend(self, extension: Extension) -> "asyncio.Future[Reply]":
@@ -194,7 +195,7 @@ class RedisLedger(Trees):
         packed = refs.packed
         if type(packed) is not _Packed or packed.state is not state:
             packed = self._pack(refs, state)
-        request = encode((state.seq, e.hold_id, e.need, e.want, e.seen, e.ttl_ms))
+        request = bare((state.seq, e.hold_id, e.need, e.want, e.seen, e.ttl_ms))
         return packed.tree.route.front.call(packed.tree.extend, b"%b$%d\r\n%b\r\n" % (packed.extend, len(request), request), e)
 
     def settle(self, settlement: Settlement) -> "asyncio.Future[Settled]":
@@ -205,7 +206,7 @@ class RedisLedger(Trees):
         packed = refs.packed
         if type(packed) is not _Packed or packed.state is not state:
             packed = self._pack(refs, state)
-        request = encode((state.seq, s.hold_id, s.mode, s.actual))
+        request = bare((state.seq, s.hold_id, s.mode, *s.actual))
         return packed.tree.route.front.call(packed.tree.settle, b"%b$%d\r\n%b\r\n" % (packed.settle, len(request), request), s)
 
     def peek(self, refs: RefSet) -> "asyncio.Future[Reply]":
@@ -216,7 +217,7 @@ class RedisLedger(Trees):
 
     async def renew(self, tree: str, hold_ids: list[str], ttl_ms: int) -> None:
         state = self._trusted(tree)
-        await self._call("renew", self._tree(tree, state), (), encode((state.seq, ttl_ms, hold_ids)))
+        await self._call("renew", self._tree(tree, state), (), bare((state.seq, ttl_ms, hold_ids)))
 
     async def sweep(self, limit: int) -> list[Swept]:
         trees = sorted(self.trees)
@@ -296,7 +297,7 @@ class RedisLedger(Trees):
     async def announce(self, announcement: Announcement) -> None:
         a, refs = announcement, announcement.refs
         state = self._trusted(refs.tree)
-        request = encode((state.seq, a.hold_id, a.tag, a.g, a.seen, a.ttl_ms, a.amounts))
+        request = bare((state.seq, a.hold_id, a.tag, a.g, a.seen, a.ttl_ms, *a.amounts))
         await self._call("announce", self._tree(refs.tree, state), refs.refs, figures(refs.refs, self.expired_state), request)
 
     # -- steps --
@@ -328,7 +329,7 @@ class RedisLedger(Trees):
             some = seeds[start : start + SEEDS_AT_ONCE]
             refs = tuple(one.ref for one in some)
             values = [[part for pair in one.slices.items() for part in pair] if one.ref.kind == "s" else one.used for one in some]
-            await self._call("fill", tree, refs, figures(refs, self.expired_state), encode((tree.state.seq, *values)))
+            await self._call("fill", tree, refs, figures(refs, self.expired_state), bare((tree.state.seq, *values)))
 
     def _moved(self, tree: str, why: str) -> None:
         """Before a call of the tree goes to another server, or to another run of it."""

@@ -1,6 +1,7 @@
 """What RedisLedger sends, keeps and reads: encodings, lifetimes of keys, records. Verbs: tests/contract; faults: tests/e2e/test_redis_faults.py."""
 
 import asyncio
+import contextlib
 import re
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -50,6 +51,14 @@ def led_by(ledger: RedisLedger, link: FakeLink) -> None:
     ledger.topology.route = lambda tree: route  # type: ignore[method-assign]
 
 
+def values(packed: bytes) -> list[Any]:
+    """What a script makes of MessagePack values that stand one behind the other."""
+    for count in range(1, 100):
+        with contextlib.suppress(msgspec.DecodeError):
+            return msgspec.msgpack.decode(b"\xdc" + count.to_bytes(2, "big") + packed)  # type: ignore[no-any-return]
+    raise AssertionError(packed)
+
+
 @pytest.fixture
 def offline() -> tuple[RedisLedger, FakeLink]:
     ledger, link = RedisLedger("redis://nowhere"), FakeLink()
@@ -95,14 +104,14 @@ async def test_a_call_declares_its_keys_under_one_hash_tag(offline: tuple[RedisL
     assert [sent[1] for sent in link.sent] == [ledger.scripts[verb].sha for verb in ("admit", "extend", "settle", "peek")]
     assert [len(sent) - 3 - 9 for sent in link.sent] == [2, 2, 3, 1]
     times, end = ["h", 1_000_000, 9_000_000], ["s", 40, 1000, 0, "o", 8, 0, 0]
-    admits, *others = [msgspec.msgpack.decode(sent[12]) for sent in link.sent]
+    admits, *others = [values(sent[12]) for sent in link.sent]
     assert admits == [*times, "b", 270, 1, 200, "w", 1000, 9_000_000, NO_MARK, "w", 5000, 0, NO_MARK, *end]
     assert others == [[*times, "b", 300, 1, 200, "w", 1000, 9_000_000, NO_MARK, "w", 5000, 0, 4000, *end]] * 3
     assert msgspec.msgpack.decode(link.sent[2][13]) == [[], [], [4000, 5000], [], []]
-    assert [msgspec.msgpack.decode(sent[-1]) for sent in link.sent[:3]] == [
-        [70, "h", "old", "tag", 1, 2, 3, 30_000, [1, 0] * 5],
+    assert [values(sent[-1]) for sent in link.sent[:3]] == [
+        [70, "h", "old", "tag", 1, 2, 3, 30_000, *[1, 0] * 5],
         [70, "h", 4, 5, 3, 30_000],
-        [70, "h", "force", [1, 2, 3, 4, 5]],
+        [70, "h", "force", 1, 2, 3, 4, 5],
     ]
 
 
@@ -118,7 +127,7 @@ async def test_the_static_part_is_encoded_once_for_each_ledger(offline: tuple[Re
     ledger.settle(Settlement("h", refs, (0,) * 5))
     assert refs.packed is packed
     other.peek(refs)
-    assert msgspec.msgpack.decode(link.sent[-1][12])[0] == "s"
+    assert values(link.sent[-1][12])[0] == "s"
 
 
 async def test_a_reply_is_read(offline: tuple[RedisLedger, FakeLink]) -> None:
@@ -145,7 +154,7 @@ async def test_a_late_admission_is_cancelled_and_what_it_swept_is_kept(offline: 
     ledger._on_late(ledger.scripts["settle"], None, None)
     assert link.sent == []
     ledger._on_late(ledger.scripts["admit"], Reply("granted", 5), admission)
-    assert [msgspec.msgpack.decode(sent[-1]) for sent in link.sent] == [[70, "h", "cancel", [0]]]
+    assert [values(sent[-1]) for sent in link.sent] == [[70, "h", "cancel", 0]]
     link.answers = [[0, 5, 71]]
     assert await ledger.sweep(1) == [swept]
     link.answers = [[0, 5, 72]]

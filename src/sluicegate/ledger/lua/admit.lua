@@ -3,28 +3,33 @@
 --
 -- KEYS  1 holds, 2 expiries, 3 index, 4 epoch, 5.. counters
 -- ARGV  1 figures (msgpack): state of expired holds (h, s); start_ms, end_ms of the time when all windows run; then as steps/counters.lua says
---       2 request (msgpack): known, hold id, replacing, tag, need, aim, want, ttl_ms, {fixed, rate, fixed, rate ...}
+--       2 request (msgpack): known, hold id, replacing, tag, need, aim, want, ttl_ms, fixed, rate, fixed, rate ...
 -- Returns {status, now_ms, seq, g, room, state, state ...}, two figures of state for each counter; then, only if there are any, {swept ...}.
 -- status: 0 granted, 1 refused, 2 stale window, 3 cancelled; the last two have no states; 5 lost, then why instead of seq.
 --@base
 --@counters
 local PLENTY = 8
-local known, id, replacing, tag, need, aim, want, ttl_ms, amounts = unpack(cmsgpack.unpack(ARGV[2]))
+local request = {cmsgpack.unpack(ARGV[2])}
+local known, id, replacing, tag = request[1], request[2], request[3], request[4]
+local need, aim, want, ttl_ms = request[5], request[6], request[7], request[8]
 --@advance
 
 -- Steps that most admissions do without.
 local function rare()
+  --@back
   --@charge
   --@finish
-  return charge, finish
+  return charge, finish, given_back
 end
 
 local swept
-local due = call('ZRANGEBYSCORE', EXPIRIES, '-inf', now_ms, 'LIMIT', '0', '4')
-if #due > 0 then swept = rare()(due, figures[1]) end
+if call('ZCOUNT', EXPIRIES, '-inf', now_ms) > 0 then
+  swept = rare()(call('ZRANGEBYSCORE', EXPIRIES, '-inf', now_ms, 'LIMIT', '0', '4'), figures[1])
+end
 
-local answer = {0, now_ms, seq, 0, 0}
-local extra = {}  -- for each counter, what writing it needs
+-- Tables with room for what usually comes into them do not have to grow.
+local answer = {0, now_ms, seq, 0, 0, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil}
+local extra = {nil, nil, nil, nil, nil, nil, nil, nil, nil, nil}  -- for each counter, what writing it needs
 
 local function read_all()
   for i = 1, counters do answer[4 + 2 * i], answer[5 + 2 * i], extra[2 * i - 1], extra[2 * i] = level(i) end
@@ -48,6 +53,7 @@ if lost then
 end
 if existing then return reply(0, existing[3], max(existing[3], want)) end
 if old then  -- as if what it holds had been given back, where that still counts
+  local _, _, given_back = rare()
   local places = {}
   for i = 1, counters do places[KEYS[4 + i]] = i end
   for at = 5, #old - 1, 5 do
@@ -68,7 +74,7 @@ end
 
 local room, plenty = want, true
 for i = 1, counters do
-  local fixed, rate, kind = amounts[2 * i - 1], amounts[2 * i], figures[4 * i]
+  local fixed, rate, kind = request[7 + 2 * i], request[8 + 2 * i], figures[4 * i]
   local free = figures[4 * i + 1] - answer[4 + 2 * i]
   if kind == 'w' or kind == 'o' then free = free - answer[5 + 2 * i] end
   local all = amount(fixed, rate, want)
@@ -88,14 +94,14 @@ if old then
   local _, finish = rare()
   local nothing = {}
   for i = 1, counters do nothing[i] = 0 end
-  finish(old, nothing)
+  finish(old, nothing, 0)
   drop_hold(replacing)
   read_all()
 end
-local hold = {1, 'o', g, 0, tag}
+local hold = {1, 'o', g, 0, tag, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil}
 for i = 1, counters do
   local key, kind, a = KEYS[4 + i], figures[4 * i], figures[4 * i + 2]
-  local fixed, rate, slot = amounts[2 * i - 1], amounts[2 * i], 0
+  local fixed, rate, slot = request[7 + 2 * i], request[8 + 2 * i], 0
   local more = amount(fixed, rate, g)
   if kind == 'b' then
     slot = now_ms

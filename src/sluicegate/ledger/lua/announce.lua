@@ -3,11 +3,12 @@
 --
 -- KEYS  1 holds, 2 expiries, 3 index, 4 epoch, 5.. counters
 -- ARGV  1 figures: as admit's
---       2 request (msgpack): known, hold id, tag, g, seen, ttl_ms, {fixed, rate, fixed, rate ...}
+--       2 request (msgpack): known, hold id, tag, g, seen, ttl_ms, fixed, rate, fixed, rate ...
 -- Returns {0, now_ms, seq}; or {5, now_ms, why}: lost.
 --@base
 --@counters
-local known, id, tag, g, seen, ttl_ms, amounts = unpack(cmsgpack.unpack(ARGV[2]))
+local request = {cmsgpack.unpack(ARGV[2])}
+local known, id, tag, g, seen, ttl_ms = request[1], request[2], request[3], request[4], request[5], request[6]
 --@advance
 if read_hold(id) then return {0, now_ms, seq} end
 for i = 1, counters do level(i) end
@@ -16,7 +17,7 @@ for i = 1, counters do level(i) end
 local hold = {1, 'o', g, seen, tag}
 for i = 1, counters do
   local key, kind, a = KEYS[4 + i], figures[4 * i], figures[4 * i + 2]
-  local fixed, rate, slot = amounts[2 * i - 1], amounts[2 * i], 0
+  local fixed, rate, slot = request[5 + 2 * i], request[6 + 2 * i], 0
   local more = amount(fixed, rate, g)
   if kind ~= 'w' or a == 0 or now_ms < a then
     local first, second, known_or_remainder, time_ms = level(i)

@@ -8,7 +8,8 @@
 -- Returns as admit. status: 0 granted, 1 refused, 4 gone (without states), 5 lost.
 --@base
 --@counters
-local known, id, need, want, seen, ttl_ms = unpack(cmsgpack.unpack(ARGV[2]))
+--@back
+local known, id, need, want, seen, ttl_ms = cmsgpack.unpack(ARGV[2])
 --@advance
 
 local hold = read_hold(id)

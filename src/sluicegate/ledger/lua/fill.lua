@@ -8,7 +8,7 @@
 -- Returns {0, now_ms, seq}; or {5, now_ms, why}: lost.
 --@base
 --@counters
-local request = cmsgpack.unpack(ARGV[2])
+local request = {cmsgpack.unpack(ARGV[2])}
 local known, answer = request[1], {0, now_ms, 0}
 if known >= 0 then
   --@advance

@@ -5,8 +5,9 @@
 -- ARGV  1 request (msgpack): known, ttl_ms, {hold id, hold id ...}
 -- Returns {0, now_ms, seq}; or {5, now_ms, why}: lost.
 --@base
+--@back
 --@reopen
-local known, ttl_ms, ids = unpack(cmsgpack.unpack(ARGV[1]))
+local known, ttl_ms, ids = cmsgpack.unpack(ARGV[1])
 --@advance
 for _, id in ipairs(ids) do
   local hold = read_hold(id)

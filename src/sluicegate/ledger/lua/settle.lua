@@ -4,18 +4,20 @@
 -- KEYS  1 holds, 2 expiries, 3 index, 4 epoch, 5.. counters
 -- ARGV  1 figures: as admit's
 --       2 marks (msgpack): for each counter a list of amounts
---       3 request (msgpack): known, hold id, mode (settle, force, cancel), {actual, actual ...}
+--       3 request (msgpack): known, hold id, mode (settle, force, cancel), actual, actual ...
 -- Returns {status, now_ms, seq, counter, mark, counter, mark ...}: the marks newly reached, both numbers from 0.
 -- status: 0 settled, 1 already, 2 late, 3 forced, 4 cancelled; 5 lost, then why instead of seq.
 --@base
 --@counters
+--@back
 --@finish
 local CANCELLED_KEPT_MS, FORCED_KEPT_MS = 60000, 604800000
-local known, id, mode, actual = unpack(cmsgpack.unpack(ARGV[3]))
+local request = {cmsgpack.unpack(ARGV[3])}
+local known, id, mode = request[1], request[2], request[3]
 --@advance
 
 if mode == 'cancel' then
-  for i = 1, counters do actual[i] = 0 end
+  for i = 1, counters do request[3 + i] = 0 end
 end
 local hold = read_hold(id)
 if not hold and call('HEXISTS', HOLDS, '') == 0 then lost = 'the records of holds are missing' end
@@ -28,7 +30,7 @@ local forced = mode == 'force' and (not hold or hold[2] == 'c')  -- c: its admit
 if not forced and (not hold or hold[2] == 'f' or hold[2] == 'c') then return {1, now_ms, seq} end
 
 if forced then hold = {1, 'o', 0, 0, ''} end
-finish(hold, actual)
+finish(hold, request, 3)
 --@gone
 if mode == 'force' then  -- sent again, it would charge an id that is unknown by then
   put_hold(id, {1, 'f', 0, 0, ''}, now_ms + FORCED_KEPT_MS)

@@ -5,6 +5,7 @@
 -- ARGV  1 state that expired holds get (h, s), 2 how many at most, 3 known
 -- Returns {0, now_ms, seq, {id, tag, g, seen, key, amount, key, amount ...} ...}; or {5, now_ms, why}: lost.
 --@base
+--@back
 --@charge
 local known = ARGV[3] + 0
 --@advance

@@ -17,9 +17,14 @@ end
 -- Hold records. Flat: version, state, g, seen, tag, then key, kind, fixed, rate, slot for each claim; claim i begins behind 5 * i.
 -- States: o open, h expired and charged as held, s expired and charged as seen; markers: f forced, c cancelled.
 
+-- Past the array's header and the version, so that the values come as a list, which is made at its size; the version's place in it is taken up first by
+-- what unpack_limit tells of its own.
 local function read_hold(id)
   local record = call('HGET', HOLDS, id)
-  return record and cmsgpack.unpack(record)
+  if not record then return nil end
+  local hold = {cmsgpack.unpack_limit(record, 4000, string.byte(record) == 220 and 4 or 2)}
+  hold[1] = 1
+  return hold
 end
 
 local function put_hold(id, hold, expires_ms)
@@ -32,18 +37,6 @@ local function drop_hold(id)
   call('ZREM', EXPIRIES, id)
 end
 
--- What ending a hold at nothing used gives back to the counter of the claim behind `at`: from used (deficit, slice), from held. The former of an
--- expired hold is what its expiry has charged.
-local function given_back(hold, at)
-  local kind, g = hold[at + 2], hold[3]
-  if kind == 'w' or kind == 'o' then
-    if hold[2] == 'o' then return 0, amount(hold[at + 3], hold[at + 4], g) end
-    if kind == 'o' then return 0, 0 end
-    if hold[2] == 's' then g = hold[4] end
-  end
-  return amount(hold[at + 3], hold[at + 4], g), 0
-end
-
 -- A w counter is a hash of u (used) and h (held); an o counter one of h alone, and no key when nothing is held.
 
 local function put_pair(key, kind, used, held)
@@ -54,10 +47,4 @@ local function put_pair(key, kind, used, held)
   else
     call('DEL', key)
   end
-end
-
--- Moves a w or o counter by its claim alone. A window that is forgotten stays so: made anew without its end it would never expire.
-local function shift(key, kind, more_used, more_held)
-  local f = call('HMGET', key, 'u', 'h')
-  if f[1] or kind == 'o' then put_pair(key, kind, max(0, (f[1] or 0) + more_used), max(0, (f[2] or 0) + more_held)) end
 end

@@ -3,7 +3,7 @@
 -- a, b: of a bucket gain and per_ms, of a sliding window the length of a slice, of a window its end (0: none) and its first mark (2^53: none).
 local SLICES, COUNTER_GRACE_MS = 60, 3600000
 local FAR_MS = 2 ^ 52  -- no expiry is later than this, however large a debt: a script must not fail between two writes
-local figures = cmsgpack.unpack(ARGV[1])
+local figures = {cmsgpack.unpack(ARGV[1])}
 local counters = (#figures - 3) / 4
 local lost  -- why, once something that should be there turns out to be missing
 
@@ -74,7 +74,8 @@ local function put_bucket(i, before, remainder, time_ms, more)
     return 0
   end
   if before == 0 then
-    call('HSET', key, 'd', deficit, 'r', 0, 't', time_ms, 'f', time_ms)
+    local time = string.format('%.0f', time_ms)
+    call('HSET', key, 'd', deficit, 'r', '0', 't', time, 'f', time)
   else
     call('HSET', key, 'd', deficit, 'r', remainder, 't', time_ms)
   end

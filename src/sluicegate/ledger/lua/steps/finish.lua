@@ -1,17 +1,24 @@
--- finish: ends a hold at `actual`, one figure for each counter named. Gives back what it held or was charged, adds what was used. Counters are
+-- finish: ends a hold at `actual`, one figure for each counter named, behind `from`. Gives back what it held or was charged, adds what was used. Counters are
 -- matched by key, never by place. The caller drops the record. Windows whose first mark is reached go, by place, into `reached`.
 local reached
-local function finish(hold, actual)
-  local claims = {}
-  for at = 5, #hold - 1, 5 do claims[hold[at + 1]] = at end
+local function finish(hold, actual, from)
+  local claims  -- by key; nil as long as they stand in the order of the counters
+  local same = #hold == 5 * counters + 5
+  for i = 1, counters do same = same and hold[5 * i + 1] == KEYS[4 + i] end
+  if not same then
+    claims = {}
+    for at = 5, #hold - 1, 5 do claims[hold[at + 1]] = at end
+  end
   for i = 1, counters do
-    local key, kind, a, used = KEYS[4 + i], figures[4 * i], figures[4 * i + 2], actual[i]
-    local used_back, held_back, slot = 0, 0, 0
-    local at = claims[key]
+    local key, kind, a, used = KEYS[4 + i], figures[4 * i], figures[4 * i + 2], actual[from + i]
+    local used_back, held_back, slot, at = 0, 0, 0, 5 * i
+    if claims then
+      at = claims[key]
+      claims[key] = nil
+    end
     if at then
       used_back, held_back = given_back(hold, at)
       slot = hold[at + 5]
-      claims[key] = nil
     end
     if kind == 'b' then
       if used ~= used_back then
@@ -42,7 +49,7 @@ local function finish(hold, actual)
       end
     end
   end
-  for key, at in pairs(claims) do  -- no longer named by the caller: how it refills is not known, its state is
+  for key, at in pairs(claims or {}) do  -- no longer named by the caller: how it refills is not known, its state is
     local kind, slot, used_back, held_back = hold[at + 2], hold[at + 5], given_back(hold, at)
     if kind == 'b' then
       local f = call('HMGET', key, 'd', 'f')
