@@ -8,7 +8,7 @@ import pytest
 
 from sluicegate.ledger.address import Address
 from sluicegate.ledger.contract import LedgerUnavailable
-from sluicegate.ledger.link import Command, Connection, Link, pack, raw
+from sluicegate.ledger.link import Command, Connection, Link, Run, pack, raw
 
 ECHO = raw("ECHO")
 SCRIPT = Command("verb", lambda reply: reply, b"return 1", b"a" * 40)
@@ -337,3 +337,88 @@ async def test_without_a_connection_calls_fail_at_once(wire: Wire) -> None:
     """They say where the ledger should be and why it is away."""
     call = wire.link.call(ECHO, b"x")
     assert reason(call) == "no connection to the ledger at redis://h:6379/0: not connected yet"
+
+
+# -- the first connection -----------------------------------------------------------------------------------------------------------------
+
+
+class Starting:
+    """A link whose attempts to connect end as the test says, on the fakes above."""
+
+    def __init__(self) -> None:
+        self.wire, self.told = Wire(), list[Run]()
+        self.link = Link(Address(host="h"), 1000, name="n", log=self.wire.log, on_greeted=self._greeted, jitter=lambda: 0.0)
+        self.attempt: asyncio.Future[tuple[Connection, Run]] = asyncio.get_running_loop().create_future()
+        self.link._connect = lambda: self.attempt  # type: ignore[method-assign,assignment,return-value]
+        self.first = self.link.start()
+        self.first.add_done_callback(lambda first: first.exception())
+
+    def _greeted(self, link: Link, run: Run) -> None:
+        assert not link.up
+        assert self.wire.transport.writes == []
+        self.told.append(run)
+
+    async def connects(self) -> None:
+        self.attempt.set_result((self.wire.connection, Run("run", "history")))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+
+async def test_calls_made_before_the_first_connection_wait_for_it() -> None:
+    """They go out first, in order, once it is known which run of a server this is; their time has run since they were made."""
+    start = Starting()
+    calls = [start.link.call(ECHO, b"a"), start.link.call(ECHO, b"b")]
+    await start.connects()
+    calls.append(start.link.call(ECHO, b"c"))
+    assert (start.told, start.link.up, start.wire.transport.writes) == ([Run("run", "history")], True, [])
+    start.wire.loop.turn()
+    assert start.wire.transport.writes == [b"abc"]
+    start.wire.receive(b":1\r\n:2\r\n")
+    assert [call.result() for call in calls[:2]] == [1, 2]
+    [timer] = [timer for timer in start.wire.loop.timers if not timer.cancelled]
+    assert timer.at <= asyncio.get_running_loop().time() + 1
+    start.wire.connection.closed.set_result(None)
+    await start.link.close()
+
+
+async def test_calls_fail_with_the_first_attempt_to_connect() -> None:
+    """And then at once, until there is a connection."""
+    start = Starting()
+    call = start.link.call(ECHO, b"a")
+    start.attempt.set_exception(OSError("refused"))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert reason(call) == "no connection to the ledger at redis://h:6379/0: refused"
+    assert reason(start.first) == "cannot use the ledger at redis://h:6379/0: refused"
+    assert reason(start.link.call(ECHO, b"b")) == "no connection to the ledger at redis://h:6379/0: refused"
+    await start.link.close()
+
+
+async def test_calls_made_before_a_connection_end_with_the_link() -> None:
+    """Closed while it connects."""
+    start = Starting()
+    call = start.link.call(ECHO, b"a")
+    await start.link.close()
+    assert reason(call) == "no connection to the ledger at redis://h:6379/0: closed"
+
+
+@pytest.mark.parametrize(
+    ("error", "elsewhere"),
+    [
+        ("MOVED 3999 127.0.0.1:6381", True),
+        ("CLUSTERDOWN Hash slot not served", True),
+        ("READONLY You can't write against a read only replica.", True),
+        ("LOADING Redis is loading the dataset in memory", True),
+        ("TRYAGAIN Multiple keys request during rehashing of slot", False),
+        ("ASK 3999 127.0.0.1:6381", False),
+        ("ERR no", False),
+    ],
+)
+async def test_some_errors_say_that_another_server_is_the_right_one(wire: Wire, error: str, elsewhere: bool) -> None:
+    """A slot that is only on its way does not: until it has arrived its old server is the right one."""
+    told: list[bool] = []
+    wire.link.on_trouble = lambda: told.append(True)
+    call = wire.send()
+    wire.receive(b"-%b\r\n" % error.encode())
+    assert reason(call) == f"the ledger answered: {error}"
+    assert bool(told) is elsewhere
