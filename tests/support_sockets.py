@@ -114,6 +114,9 @@ class FakeLoop:
         self.connects: list[asyncio.Future[None]] = []  # attempts that wait for `refuse` or `accept`
         self.held = False  # attempts wait
         self.full = False  # of new transports
+        self.reached: list[tuple[Any, ...]] = []  # host, port, name that TLS verifies
+        self.tls_failure: Exception | None = None
+        self.transport_kind: type[FakeTransport] = FakeTransport
         self._timers: list[tuple[float, Callable[[], None]]] = []
         self._loop = asyncio.get_running_loop()
 
@@ -144,17 +147,32 @@ class FakeLoop:
             entry[1]()
         self.now = end
 
-    async def create_connection(self, factory: Callable[[], Any], *_: object, **__: object) -> tuple[FakeTransport, Any]:
+    async def create_connection(
+        self, factory: Callable[[], Any], host: str, port: int, *, ssl: object, server_hostname: str | None
+    ) -> tuple[FakeTransport, Any]:
+        assert (ssl is None) is (server_hostname is None)
+        self.reached.append((host, port, server_hostname))
         if self.held:
             gate = self._loop.create_future()
             self.connects.append(gate)
             await gate
         protocol = factory()
-        transport = FakeTransport(protocol)
+        transport = self.transport_kind(protocol)
         transport.full = self.full
         self.transports.append(transport)
         protocol.connection_made(transport)
         return transport, protocol
+
+    async def start_tls(self, transport: FakeTransport, protocol: Any, _context: object, *, server_hostname: str) -> FakeTransport:
+        """TLS inside a connection: what is written and fed is plain, over a transport of its own."""
+        self.reached.append((transport, server_hostname))
+        transport.protocol = protocol
+        await asyncio.sleep(0)
+        if self.tls_failure is not None:
+            raise self.tls_failure
+        inner = FakeTransport(protocol)
+        self.transports.append(inner)
+        return inner
 
 
 def client(handle: Handler, bounds: Bounds | None = None, loop: FakeLoop | None = None) -> tuple[FakeTransport, FakeLoop, State]:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+import support_proxy
 from support_gateway import Gateway, Mock, config, running_gateway, running_mock, running_redis
 
 # Who calls in the tests. A test that uses up a limit has a key of its own.
@@ -37,6 +38,11 @@ def mock(directory: Path) -> Iterator[Mock]:
 def gateway(directory: Path, mock: Mock) -> Iterator[Gateway]:
     with running_gateway(directory, config(directory, mock.url, TENANTS)) as gateway:
         yield gateway
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return support_proxy.certificates(tmp_path_factory.mktemp("tls"))
 
 
 @pytest.fixture

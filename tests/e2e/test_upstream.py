@@ -2,16 +2,14 @@
 
 import asyncio
 import hashlib
-import ssl
-import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from sluicegate.core.tenants import Timeouts
 from sluicegate.http.upstream import Call, Pool, UpstreamError
+from support_proxy import server_tls
 from support_sockets import on_both_loops, read_request, scripted
 
 OK = b"HTTP/1.1 200 OK\r\n"
@@ -276,28 +274,12 @@ async def test_pause_holds_the_upstream_back() -> None:
         await pool.close()
 
 
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """An authority (ca.pem) and a key with its certificate for localhost (both.pem), but not for 127.0.0.1."""
-    directory = tmp_path_factory.mktemp("tls")
-    names = "subjectAltName=DNS:localhost"
-    key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    authority = ["-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=test authority"]
-    server = ["-keyout", "key.pem", "-out", "cert.pem", "-subj", "/CN=x", "-CA", "ca.pem", "-CAkey", "ca.key", "-addext", names]
-    for options in (authority, [*server, "-addext", "basicConstraints=critical,CA:FALSE"]):
-        command = ["req", "-x509", *key, "-days", "2", *options]
-        subprocess.run(["openssl", *command], cwd=directory, check=True, capture_output=True)
-    (directory / "both.pem").write_text((directory / "key.pem").read_text() + (directory / "cert.pem").read_text())
-    yield directory
-
-
 @on_both_loops
 async def test_tls(certificates: Path) -> None:
     """Verified against the given authority and the host's name, which is sent; else `tls`, nothing written, no request seen."""
     names: list[str | None] = []
     requests = 0
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(certificates / "both.pem")
+    context = server_tls(certificates / "localhost.pem")
     context.sni_callback = lambda sock, name, context: names.append(name)
 
     async def upstream(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

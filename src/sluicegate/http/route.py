@@ -104,7 +104,7 @@ class Hop:
         try:
             await loop.create_connection(lambda: protocol, host, self._proxy.port, ssl=self._tls, server_hostname=host if self._tls else None)
         except ssl.SSLError as error:
-            raise ConnectionError(f"TLS with {self.name}: {error.reason or error}") from None
+            raise ConnectionError(f"TLS with {self.name}: {error}") from None
         except OSError as error:
             raise ConnectionError(f"{self.name}: {error}") from None
         return protocol

@@ -170,7 +170,7 @@ class Call:
             else:
                 task.result().transport.abort()
         elif isinstance(error, ssl.SSLError):
-            self._fail("tls", f"TLS with {self._pool.origin}: {error.reason or error}")
+            self._fail("tls", f"TLS with {self._pool.origin}: {error}")
         else:
             self._fail("connect", f"connecting to {self._pool.origin}: {error}")
 
