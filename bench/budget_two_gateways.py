@@ -114,7 +114,8 @@ def gateways(directory: Path, ledger: str, mock_url: str, *, budget: int, mode: 
         ports = []
         for name in ("one", "two"):
             (directory / name).mkdir()
-            text = config(directory / name, mock_url, tenants, ledger=url, extend=extend, tokenizer=TOKENIZER, more=more)
+            records = f"sqlite:///{directory}/records.db"  # that both share
+            text = config(directory / name, mock_url, tenants, ledger=url, records=records, extend=extend, tokenizer=TOKENIZER, more=more)
             ports.append(stack.enter_context(running_gateway(directory, text, name)).port)
         yield ports
 

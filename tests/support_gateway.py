@@ -197,13 +197,15 @@ def running_redis(directory: Path) -> Iterator[str]:
         redis.stop()
 
 
-def config(directory: Path, mock_url: str, tenants: str, *, ledger: str = "", extend: bool = False, tokenizer: str = "", more: str = "") -> str:
+def config(
+    directory: Path, mock_url: str, tenants: str, *, ledger: str = "", records: str = "", extend: bool = False, tokenizer: str = "", more: str = ""
+) -> str:
     """A configuration with the models `chat` and `other` (input 0.5 and output 1 USD per 1M tokens) at the mock. `tenants` and `more` are YAML."""
     counted = f", tokenizer: {tokenizer}" if tokenizer else ""
     return f"""
 server: {{listen: "127.0.0.1:0"}}
 ledger: {ledger or f"sqlite:///{directory}/ledger.db"}
-records: sqlite:///{directory}/records.db
+records: {records or f"sqlite:///{directory}/records.db"}
 journal: {directory}/journal/
 providers:
   mock: {{provider: mock, base_url: {mock_url}/v1, extend: {"on" if extend else "off"}{counted}}}

@@ -334,6 +334,7 @@ def config_text(
     org: str = "[]",
     extend: bool = False,
     ledger: str = "memory://",
+    records: str = "",
     tenants: str = "",
     models: str = "",
     providers: str = "",
@@ -347,7 +348,7 @@ def config_text(
     return f"""
 server: {{listen: "127.0.0.1:0", drain: 5s}}
 ledger: {ledger}
-records: sqlite:///{directory}/records.db
+records: {records or f"sqlite:///{directory}/records.db"}
 journal: {directory}/journal/
 log: {{access: "off"}}
 providers:

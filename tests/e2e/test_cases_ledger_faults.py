@@ -106,7 +106,7 @@ async def test_case_99_a_black_hole_does_not_stop_a_start(tmp_path: Path, monkey
             bench.reachable = False
             assert asyncio.get_running_loop().time() - started < 2
             answer, seconds = await timed(bench.chat())
-            assert (answer.status, answer.code, seconds < 1) == (503, "ledger_unavailable", True)
+            assert (answer.status, answer.code, seconds < 1) == (503, "ledger_recovering", True)
             ready = await bench.get("/readyz")
             assert (ready.status, ready.json["status"]) == (503, "the ledger does not answer")
             assert (await bench.get("/healthz")).status == 200
@@ -256,7 +256,8 @@ async def test_nothing_expires_under_a_live_worker(tmp_path: Path, server: Serve
 
 @asynccontextmanager
 async def two(directory: Path, url: str, **settings: Any) -> AsyncIterator[tuple[Bench, Bench]]:
-    """Two gateways on one ledger, each with a mock of its own."""
+    """Two gateways on one ledger, each with a mock of its own. They share their records."""
+    settings["records"] = f"sqlite:///{directory}/records.db"
     async with running(directory / "a", ledger=url, **settings) as first, running(directory / "b", ledger=url, **settings) as second:
         first.whole = second.whole = False
         yield first, second

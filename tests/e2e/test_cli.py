@@ -240,7 +240,7 @@ def test_wrong_input_of_plan_is_named(tmp_path: Path, mock: Mock, key: str, body
 def test_ledger_show_tells_counters_and_holds_in_words(tmp_path: Path) -> None:
     """While a stream is open its hold is there, with its key and what it takes; afterwards what was used."""
     with (
-        running_mock(tmp_path, "--tpot", "5ms", "--completion", "400") as mock,
+        running_mock(tmp_path, "--tpot", "20ms", "--completion", "400") as mock,
         running_gateway(tmp_path, config(tmp_path, mock.url, TENANT)) as gateway,
     ):
         stream = Stream(gateway.port)

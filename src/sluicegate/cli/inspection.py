@@ -74,7 +74,7 @@ def _hold_table(holds: list[HoldView], known: dict[str, Counter], now_ms: int) -
         for key, amount in hold.amounts:
             counter = of_key(key, known)
             takes.append(f"{show_amount(counter.unit, amount)} of {name(counter)}" if counter else f"{amount} of {key}")
-        whose = Text("\n".join(hold.tag.split()[1:]))  # after the request's id, which the hold's begins with
+        whose = Text("\n".join(hold.tag.split()[1:3]))  # after the request's id, which the hold's begins with
         left = f"{(hold.expires_ms - now_ms) / 1000:.0f} s"
         table.add_row(hold.hold_id, whose, hold.state.replace("_", ", "), str(hold.g), str(hold.seen), left, Text("\n".join(takes)))
     return table
