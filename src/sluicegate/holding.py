@@ -165,7 +165,9 @@ class Holding:
         return self.waiting.ahead(attempt.held.template.counters, self._amounts(trip, attempt), order)
 
     def _stand(self, trip: Trip, attempt: Attempt, plan: Plan, place: Place | None, refusal: Refusal | None, behind: int) -> Place:
-        """A place in the line of the counter that refused, or at which others must be served first. Raises Reject where that is no use."""
+        """A place in the line of the counter that refused, or at which others must be served first. Raises Reject where it is no use, ClientGone."""
+        if trip.exchange.gone:
+            raise ClientGone
         waiting, budget, counters, reply = self.waiting, trip.policy.budget, attempt.held.template.counters, trip.reply
         left_s = budget.queue_max_wait_ms / 1000 - trip.waited_s if place is None else waiting.left_s(place)
         room_in_s, standing = 0.0, None

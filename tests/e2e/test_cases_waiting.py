@@ -173,6 +173,31 @@ async def test_a_client_that_leaves_leaves_the_queue(tmp_path: Path) -> None:
         assert wait_outcomes(bench) == {"left": 1, "served": 1}
 
 
+async def test_a_client_that_left_while_the_ledger_was_asked_takes_no_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its refusal finds nobody who could wait: whoever stands behind is not held up."""
+    async with waiting_bench(tmp_path, limits=ONE_AT_A_TIME) as bench:
+        first = await sent(bench, "sk-key", "first")
+        admit, asked, go_on = bench.ledger.admit, asyncio.Event(), asyncio.Event()
+
+        async def late(admission: Any) -> Any:
+            asked.set()
+            await go_on.wait()
+            return await admit(admission)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(bench.ledger, "admit", lambda admission: asyncio.ensure_future(late(admission)))
+            second = await bench.open(max_tokens=60)
+            await asked.wait()
+            second.close()
+            await until(lambda: any(trip.exchange.gone for trip in bench.worker.gateway.trips))
+            go_on.set()
+            await until(lambda: len(bench.worker.gateway.trips) == 1)
+        assert bench.record.client_gone
+        assert bench.record.waited_us == 0
+        assert wait_outcomes(bench) == {}
+        assert (await first.rest()).code == "200"
+
+
 async def test_a_wait_ends_with_the_refusal(tmp_path: Path) -> None:
     """For the first and for those behind it, when max_wait is over; nothing of it is charged."""
     async with waiting_bench(tmp_path, "100ms", limits=ONE_AT_A_TIME, options={"ttft": 600, "completion": 5}) as bench:
