@@ -6,14 +6,15 @@ memory and sqlite take a clock that the tests move. Redis takes its own time, so
 import asyncio
 import contextlib
 import itertools
+import sqlite3
 from collections.abc import AsyncIterator, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import redis as redis_client
 
-from sluicegate.core.claims import Admission, CounterView, Extension, HoldView, Ref, RefSet, Reply, Seed, Settlement
+from sluicegate.core.claims import Admission, Announcement, CounterView, Extension, HoldView, Ref, RefSet, Reply, Seed, Settlement
 from sluicegate.ledger.contract import Ledger, TreeState
 from sluicegate.ledger.memory import MemoryLedger
 from sluicegate.ledger.redis import RedisLedger
@@ -87,6 +88,68 @@ class Backend:
             self.clock.now_ms += ms
 
 
+class Vandal:
+    """Destroys parts of what ledgers of one backend keep, past them."""
+
+    def __init__(self, backend: Backend, ledger: Ledger) -> None:
+        self._memory = ledger._book if isinstance(ledger, MemoryLedger) else None
+        self._sqlite = sqlite3.connect(backend.place, isolation_level=None) if backend.kind == "sqlite" else None
+        self._redis: Any = None
+        if backend.kind == "redis":
+            client = redis_client.RedisCluster if "cluster" in backend.place else redis_client.Redis
+            self._redis = client.from_url(backend.place.replace("+cluster", "").split(",")[0])
+
+    def close(self) -> None:
+        if self._sqlite is not None:
+            self._sqlite.close()
+        if self._redis is not None:
+            self._redis.close()
+
+    def everything(self) -> None:
+        if self._memory is not None:
+            self._memory.epochs = {tree: {} for tree in self._memory.epochs}
+            for kept in (self._memory.counters, self._memory.holds, self._memory.indexes):
+                kept.clear()
+        if self._sqlite is not None:
+            for table in ("counters", "holds", "windows", "epochs"):
+                self._sqlite.execute(f"DELETE FROM {table}")
+        if self._redis is not None:
+            self._redis.flushdb()
+
+    def counter(self, key: str) -> None:
+        if self._memory is not None:
+            self._memory.counters.pop(key, None)
+        if self._sqlite is not None:
+            self._sqlite.execute("DELETE FROM counters WHERE key = ?", (key,))
+        if self._redis is not None:
+            self._redis.delete(key)
+
+    def index(self, tree: str = "t") -> None:
+        if self._memory is not None:
+            self._memory.indexes.pop(tree, None)
+        if self._sqlite is not None:
+            self._sqlite.execute("DELETE FROM windows WHERE tree = ?", (tree,))
+        if self._redis is not None:
+            self._redis.delete(f"sg1:{{{tree}}}:counters")
+
+    def holds(self, tree: str = "t") -> None:
+        if self._memory is not None:
+            self._memory.holds.pop(tree, None)
+        if self._sqlite is not None:
+            self._sqlite.execute("DELETE FROM holds WHERE tree = ?", (tree,))
+        if self._redis is not None:
+            self._redis.delete(f"sg1:{{{tree}}}:holds", f"sg1:{{{tree}}}:expiry")
+
+    def rewind(self, seq: int, tree: str = "t", epoch: str = "first") -> None:
+        """As if an older state had been restored."""
+        if self._memory is not None:
+            self._memory.epochs[tree][epoch] = seq
+        if self._sqlite is not None:
+            self._sqlite.execute("UPDATE epochs SET seq = ? WHERE tree = ? AND epoch = ?", (seq, tree, epoch))
+        if self._redis is not None:
+            self._redis.set(f"sg1:{{{tree}}}:e:{epoch}", seq)
+
+
 def race(work: tuple[str, str, str, int]) -> int:
     """For a process of its own: admits `attempts` requests of 10 on a limit of 1,000, eight at a time; returns how many were granted."""
     kind, place, name, attempts = work
@@ -150,8 +213,8 @@ class Desk:
     def refs(self, *refs: Ref) -> RefSet:
         return RefSet(self.tree, refs)
 
-    def window(self, ceiling: int, name: str = "w", start_ms: int = 0, end_ms: int = 0) -> Ref:
-        return Ref(self.key(name), "w", ceiling, start_ms, end_ms)
+    def window(self, ceiling: int, name: str = "w", start_ms: int = 0, end_ms: int = 0, reserved: int = 0, marks: tuple[int, ...] = ()) -> Ref:
+        return Ref(self.key(name), "w", ceiling, start_ms, end_ms, reserved=reserved, marks=marks)
 
     def bucket(self, ceiling: int, name: str = "b", gain: int = 1, per_ms: int = 3_600_000) -> Ref:
         """By default one that gains a unit an hour: in effect, none."""
@@ -176,6 +239,9 @@ class Desk:
 
     async def settle(self, refs: RefSet, *actual: int, hold_id: str = "h", mode: Literal["settle", "force", "cancel"] = "settle") -> str:
         return (await self.ledger.settle(Settlement(hold_id, refs, actual, mode))).status
+
+    async def announce(self, refs: RefSet, *amounts: int, hold_id: str = "h", g: int = 1, seen: int = 0, ttl_ms: int = 60_000) -> None:
+        await self.ledger.announce(Announcement(hold_id, refs, amounts, g, seen, ttl_ms, f"tag-{hold_id}"))
 
     async def states(self, refs: RefSet) -> list[tuple[int, int]]:
         return list((await self.ledger.peek(refs)).states)

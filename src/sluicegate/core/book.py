@@ -165,7 +165,7 @@ def found(book: Book, tree: str, ref: Ref) -> tuple[int, int]:
         return state_of(book, ref)
     counter = book.counter(ref.key)
     if counter is None and book.expected(tree, ref.key):
-        raise Lost("a counter is missing")
+        raise Lost("a counter is missing, or the index of counters")
     return (counter[0], counter[1]) if counter else (0, 0)
 
 

@@ -281,18 +281,19 @@ class RedisLedger(Trees):
 
     async def seed(self, tree: str, epoch: str, counters: Sequence[Seed]) -> int:
         of_tree = escaped(prefix(tree))
-        new = _Tree(self, tree, TreeState(epoch, -1, open=False))
+        new = _Tree(self, tree, TreeState(epoch, 0, open=False))
         back = new.route.back
         await _unlink(back, await _scan(back, f"{of_tree}e:*"))  # from here on nobody can write to what is being wiped
         await _unlink(back, await _scan(back, f"{of_tree}*"))
         await _command(back, "HSET", new.keys[0], "", "")
         await _command(back, "ZADD", new.keys[2], "+inf", "")
-        await self._fill(new, counters)
+        await self._fill(new, counters, known=-1)
         await _command(back, "SET", new.keys[3], 1)
         return 1
 
     async def fill(self, tree: str, counters: Sequence[Seed]) -> None:
-        await self._fill(self._tree(tree, self._trusted(tree)), counters)
+        state = self._trusted(tree)
+        await self._fill(self._tree(tree, state), counters, state.seq)
 
     async def announce(self, announcement: Announcement) -> None:
         a, refs = announcement, announcement.refs
@@ -324,12 +325,13 @@ class RedisLedger(Trees):
         keys = (*tree.keys, *(ref.key for ref in refs), *tree.guard)
         return tree.route.back.call(command, head(command, keys, arguments, 0))
 
-    async def _fill(self, tree: _Tree, seeds: Sequence[Seed]) -> None:
+    async def _fill(self, tree: _Tree, seeds: Sequence[Seed], known: int) -> None:
+        """known: -1 while there is no epoch yet."""
         for start in range(0, len(seeds), SEEDS_AT_ONCE):
             some = seeds[start : start + SEEDS_AT_ONCE]
             refs = tuple(one.ref for one in some)
             values = [[part for pair in one.slices.items() for part in pair] if one.ref.kind == "s" else one.used for one in some]
-            await self._call("fill", tree, refs, figures(refs, self.expired_state), bare((tree.state.seq, *values)))
+            await self._call("fill", tree, refs, figures(refs, self.expired_state), bare((known, *values)))
 
     def _moved(self, tree: str, why: str) -> None:
         """Before a call of the tree goes to another server, or to another run of it."""

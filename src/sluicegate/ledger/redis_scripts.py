@@ -26,7 +26,7 @@ SCRIPTS = ("admit", "extend", "settle", "peek", "renew", "sweep", "warn", "fill"
 
 
 def bare(values: Sequence[Any]) -> bytes:
-    """Values in MessagePack, one behind the other without an array around them: Lua then makes a list of them at its size, which costs half as much."""
+    """Values in MessagePack, one behind the other without an array around them: Lua makes a list of them at its size, which costs half as much."""
     return encode(values)[1 if len(values) < 16 else 3 :]
 
 

@@ -55,11 +55,7 @@ local function level(i)
   local f = call('HMGET', key, 'u', 'h')
   if kind == 'w' and not f[2] then
     local scores = call('ZMSCORE', INDEX, '', key)
-    if not scores[1] then
-      lost = 'the index of counters is missing'
-    elseif scores[2] and scores[2] + 0 > now_ms then
-      lost = 'a counter is missing'
-    end
+    if not scores[1] or (scores[2] and scores[2] + 0 > now_ms) then lost = 'a counter is missing, or the index of counters' end
   end
   return (f[1] or 0) + 0, (f[2] or 0) + 0, f[2]
 end
