@@ -3,8 +3,8 @@
 import pytest
 
 from sluicegate.core import rules
-from sluicegate.core.book import COUNTER_GRACE_MS, amount
-from sluicegate.core.claims import Admission, Extension, Ref, RefSet, Settlement
+from sluicegate.core.book import COUNTER_GRACE_MS, Lost, amount
+from sluicegate.core.claims import Admission, Extension, Ref, RefSet, Reply, Seed, Settlement
 from sluicegate.ledger.memory import MemoryBook
 
 NOW = 1_000_000_000
@@ -627,6 +627,54 @@ def test_a_bucket_is_forgotten_when_it_would_be_full(desk):
     assert rules.peek(desk.book, RefSet("t", [ref])).states == ((0, 0),)
 
 
+@pytest.mark.parametrize("named", [True, False], ids=["named by the settlement", "not named"])
+@pytest.mark.parametrize(
+    ("full_ms", "left"),
+    [
+        (NOW - 1, 30),  # last full before the claim: all of it is given back
+        (NOW, 30),  # the claim itself was the first since then
+        (NOW + 1, 80),  # full again after it
+    ],
+)
+def test_a_bucket_gives_back_what_was_taken_since_it_was_full(desk, named, full_ms, left):
+    """A claim from before has refilled; given back, it would make room for what others have taken since."""
+    ref = bucket(1000)
+    desk.admit([ref], (50, 0), (1, 1, 1))
+    desk.set(ref, [80, 7, NOW, full_ms])
+    assert desk.settle([ref] if named else [], [0] if named else []) == "settled"
+    assert desk.at("b") == [left, 7, NOW, full_ms]
+
+
+def test_what_was_used_beyond_a_claim_is_taken_whenever_the_bucket_was_full(desk):
+    """And a bucket that is not there begins with it."""
+    ref = bucket(1000)
+    desk.admit([ref], (50, 0), (1, 1, 1), "a")
+    desk.admit([ref], (50, 0), (1, 1, 1), "b")
+    desk.wait(200_000)
+    desk.settle([ref], [60], "a")
+    assert desk.at("b") == [10, 0, NOW + 200_000, NOW + 200_000]
+    desk.settle([ref], [51], "b")
+    assert desk.at("b") == [11, 0, NOW + 200_000, NOW + 200_000]
+
+
+def test_a_bucket_remembers_when_it_was_last_full(desk):
+    """From the first claim on a full one until it is full again: by refilling, by what is given back, or both."""
+    ref = bucket(1000, gain=1, per_ms=1)
+    desk.admit([ref], (100, 0), (1, 1, 1), "a")
+    desk.wait(60)
+    desk.admit([ref], (100, 0), (1, 1, 1), "b")
+    assert desk.at("b") == [140, 0, NOW + 60, NOW]
+    desk.wait(140)
+    desk.admit([ref], (100, 0), (1, 1, 1), "c")
+    assert desk.at("b") == [100, 0, NOW + 200, NOW + 200]
+    desk.settle([ref], [0], "c")
+    assert desk.at("b") is None
+    desk.wait(1)
+    desk.admit([ref], (7, 0), (1, 1, 1), "d")
+    desk.settle([ref], [0], "b")
+    assert desk.at("b") == [7, 0, NOW + 201, NOW + 201]
+
+
 def test_a_denied_big_request_does_not_empty_the_bucket(desk):
     """Capacity 100: 1000 is refused, 10 passes."""
     ref = bucket(100)
@@ -688,6 +736,126 @@ def test_amounts_round_up():
     """ceil(rate * g / 1000), exact up to the largest numbers a limit can have."""
     cases = {(5, 1, 0): 5, (5, 1, 1): 6, (5, 1, 1000): 6, (5, 1, 1001): 7, (0, 1000, 7): 7, (0, 10**9, 4_503_599_627): 4_503_599_627 * 10**6}
     assert {case: amount(*case) for case in cases} == cases
+
+
+# -- epochs -------------------------------------------------------------------------------------------------------------------------------
+
+
+def guarded(desk, epoch, known, verb, argument):
+    seq, answer = rules.guarded(desk.book, "t", epoch, known, verb, argument)
+    return seq, str(answer) if isinstance(answer, Lost) else answer
+
+
+@pytest.mark.parametrize(
+    ("stored", "known", "seq"),
+    [
+        (5, 5, 6),
+        (5, 4, 6),  # another worker has gone on
+        (5, 0, 6),
+        (1, 1, 2),  # just seeded
+        (5, 6, 0),  # behind what was seen
+        (4, 5, 0),  # one call was lost
+        (0, 0, 0),  # there is no such epoch
+        (0, 9, 0),
+    ],
+)
+def test_the_sequence_of_an_epoch_only_rises(desk, stored, known, seq):
+    """A worker that has seen more than the next number would say finds the state rolled back, and ends the epoch for everybody."""
+    rules.seed(desk.book, "t", "e", ())
+    desk.book.put_sequence("t", "e", stored)
+    assert rules.advance(desk.book, "t", "e", known) == seq
+    assert desk.book.sequence("t", "e") == seq
+
+
+def test_a_verb_runs_within_an_epoch_or_not_at_all(desk):
+    """Where the state is lost, it does nothing, and says why."""
+    assert guarded(desk, "e", 0, rules.peek, RefSet("t", [])) == (0, "the epoch is gone, or behind what was seen of it")
+    rules.seed(desk.book, "t", "e", [Seed(window(100), 40)])
+    assert guarded(desk, "e", 1, rules.peek, RefSet("t", [window(100)])) == (2, Reply("granted", NOW, states=((40, 0),)))
+    assert guarded(desk, "other", 1, rules.peek, RefSet("t", []))[0] == 0
+    assert desk.book.sequence("t", "e") == 2
+
+
+def test_a_window_is_expected_as_long_as_it_is_kept(desk):
+    """An hour after its end the index forgets it with its counter, so that nothing is taken for lost that has merely expired."""
+    ending, lifetime = window(1000, "ending", NOW, NOW + 1000), window(1000, "lifetime")
+    rules.seed(desk.book, "t", "e", ())
+    desk.admit([ending, lifetime, bucket(100)], (1, 0, 1, 0, 1, 0), (1, 1, 1))
+    assert [desk.book.expected("t", key) for key in ("ending", "lifetime", "b", "never")] == [True, True, False, False]
+    desk.wait(1000 + COUNTER_GRACE_MS - 1)
+    assert desk.book.expected("t", "ending")
+    desk.wait(1)
+    assert desk.at("ending") is None
+    assert not desk.book.expected("t", "ending")
+    assert desk.settle([ending, lifetime], [5, 5]) == "settled"
+    desk.sweep()
+    assert set(desk.book.indexes["t"]) == {"", "lifetime"}
+
+
+def test_an_admission_that_finds_a_loss_changes_nothing_but_what_it_swept(desk):
+    """The counters before the one that is missing are not touched; what was swept comes with the loss."""
+    rules.seed(desk.book, "t", "e", ())
+    desk.admit([concurrent(9)], (1, 0), (1, 1, 1), "swept", ttl_ms=10)
+    desk.admit([window(100, "lost")], (1, 0), (1, 1, 1), "other")
+    desk.wait(10)
+    del desk.book.counters["lost"]
+    with pytest.raises(Lost) as caught:
+        desk.admit([window(100), window(100, "lost")], (1, 0, 1, 0), (1, 1, 1))
+    assert [swept.hold_id for swept in caught.value.swept] == ["swept"]
+    assert (desk.at("w"), desk.hold()) == (None, None)
+
+
+def test_a_stale_window_is_told_before_a_lost_one(desk):
+    """The caller recomputes its windows first: a counter of one that is over need not be there."""
+    rules.seed(desk.book, "t", "e", ())
+    lost, over = window(100, "lost"), window(100, "over", NOW - 1000, NOW)
+    desk.book.index("t", "lost", 0)
+    assert desk.admit([lost, over], (1, 0, 1, 0), (1, 1, 1)).status == "stale_window"
+
+
+# -- reserves and marks -------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("before", "claim", "output", "expected"),
+    [
+        # used and held, (fixed, rate), (need, aim, want), (status, g, room); ceiling 1000, 300 reserved
+        ([0, 0], (100, 1000), (1, 600, 600), ("granted", 600, 600)),
+        ([0, 0], (100, 1000), (1, 601, 601), ("granted", 600, 600)),  # all that is not reserved
+        ([650, 49], (0, 1000), (1, 50, 50), ("granted", 1, 1)),
+        ([650, 50], (0, 1000), (1, 50, 50), ("refused", 0, 0)),
+        ([900, 0], (0, 1000), (1, 50, 50), ("refused", 0, 0)),  # others are in the reserve already
+        ([900, 0], (0, 0), (1, 5, 9), ("granted", 9, 9)),  # what is free takes nothing from it
+        ([0, 0], (0, 1000), (1, 80, 90), ("granted", 80, 90)),  # what is reserved is not plenty of room
+    ],
+)
+def test_an_admission_leaves_what_is_reserved(desk, before, claim, output, expected):
+    """As if the ceiling were lower by it."""
+    ref = Ref("w", "w", 1000, reserved=300)
+    desk.set(ref, before)
+    reply = desk.admit([ref], claim, output)
+    assert (reply.status, reply.g, reply.room) == expected
+
+
+@pytest.mark.parametrize(
+    ("told", "used", "new", "after"),
+    [
+        ([], 79, (), [79, 3]),
+        ([], 80, ((1, 0),), [80, 3, 0b001]),
+        ([], 97, ((1, 0), (1, 1)), [97, 3, 0b011]),
+        ([0b001], 97, ((1, 1),), [97, 3, 0b011]),
+        ([0b001], 300, ((1, 1), (1, 2)), [300, 3, 0b111]),
+        ([0b111], 300, (), [300, 3, 0b111]),
+        ([0b111], 10, (), [10, 3, 0b111]),
+        ([0b101], 97, ((1, 1),), [97, 3, 0b111]),
+    ],
+)
+def test_marks_are_told_once(desk, told, used, new, after):
+    """Those that `used` has reached and whose bit is not set."""
+    ref = Ref("w", "w", 100, marks=(80, 95, 100))
+    desk.set(ref, [used, 3, *told])
+    assert rules.warn(desk.book, RefSet("t", [window(9, "other"), ref])) == new
+    assert desk.at("w") == after
 
 
 def _taken(desk, ref):
