@@ -1,0 +1,134 @@
+"""Coverage of the modules on which the cap depends, from the data of `make cov`, and the table in docs/safety.md with it.
+
+    python tests/safety_table.py coverage.json docs/safety.md
+
+Prints what every module of the package has, line and branch; writes the table between the two markers of the page; exits 1 when a module of the
+table is below the floor, or when a module of a part that is wholly in it is missing there: nothing that the cap depends on is left out by being new.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+FLOOR_PERCENT = 95.0
+BEGIN, END = "<!-- coverage: begin -->", "<!-- coverage: end -->"
+WHOLE = ("core/", "ledger/", "records/")  # every module of these is in the table
+
+# What each is there for, and what happens if it is wrong.
+SAFETY = {
+    "core/rules.py": ("what a ledger does: admit, extend, settle, renew, sweep", "a limit is passed, or a hold stays for ever"),
+    "core/book.py": ("how a counter moves and what a hold holds", "amounts are lost or counted twice"),
+    "core/claims.py": ("the values that pass between plan and ledger", "a claim means one thing here and another there"),
+    "core/limits.py": ("reads limits as they are written", "another limit is kept than the one that was meant"),
+    "core/windows.py": ("where windows begin and end, in any time zone", "a window is counted in twice, or never resets"),
+    "core/counters.py": ("which limits share a counter, and its name", "two counters for one limit: twice the amount"),
+    "core/tenants.py": ("who is below whom", "a request escapes a limit above it"),
+    "core/plan.py": ("what a request claims of each limit", "less is held than can be used"),
+    "core/estimate.py": ("bounds and estimates of input and output", "a prompt or an answer costs more than was held"),
+    "core/learned.py": ("figures learned from reported usage", "a bound becomes smaller than what is billed"),
+    "core/meter.py": ("counts what a stream has produced", "a cut stream is charged less than it produced"),
+    "core/usage.py": ("reads reported usage; what an attempt is charged", "usage is missed, or read as another"),
+    "core/prices.py": ("what tokens cost", "a dollar limit is passed"),
+    "core/classify.py": ("whether an attempt was billed, and what comes next", "a billed attempt is taken for free"),
+    "core/refusals.py": ("why a limit refused, and when to come back", "a client is sent away, or back, for the wrong reason"),
+    "core/record.py": ("the record of a request", "what was used is not known afterwards"),
+    "core/expired.py": ("who a hold belonged to that nobody settled", "what was charged at its expiry is in nobody's records"),
+    "ledger/contract.py": ("what every ledger promises", "callers rely on what is not so"),
+    "ledger/memory.py": ("the rules in memory: the specification", "tests compare with something wrong"),
+    "ledger/sqlite.py": ("many calls in one transaction", "two workers decide on the same room"),
+    "ledger/sqlite_rows.py": ("counters and holds as rows", "state is lost between two calls"),
+    "ledger/redis.py": ("scripts, and what their answers mean", "a late grant is not cancelled; lost state is read as zero"),
+    "ledger/redis_scripts.py": ("scripts and their arguments", "a script is told another amount than was claimed"),
+    "ledger/link.py": ("one pipelined connection, answers in order", "an answer is taken for that to another call"),
+    "ledger/trees.py": ("which trees may be used", "a tree in doubt admits"),
+    "ledger/topology.py": ("which server keeps which tree", "one tree is counted on two servers"),
+    "ledger/discovery.py": ("finds the servers of a cluster, or the master", "a server that was replaced goes on being used"),
+    "ledger/address.py": ("reads the ledger's address", "replicas count on different servers"),
+    "ledger/views.py": ("counters and holds in words", "an operator is shown something else"),
+    "auth.py": ("from a header to a key", "somebody spends another's budget"),
+    "gateway.py": ("the path of a request; the only place that settles", "a hold is not settled, or settled with the wrong figures"),
+    "holding.py": ("takes holds and ends them", "a call is made without a hold"),
+    "waiting.py": ("who waits for room, and who is next", "somebody waits for ever, or passes those before"),
+    "trip.py": ("the state of one request; what an attempt is charged", "an attempt is charged less than it used"),
+    "relay.py": ("forwards a stream as far as it is covered", "more is produced than is held"),
+    "growth.py": ("extends a hold ahead of need, or stops the stream", "a stream runs on without cover"),
+    "journal.py": ("settlements on disk before anything else", "what was used is forgotten in a crash"),
+    "leftovers.py": ("finds the journals of dead workers", "a dead worker's usage is never charged"),
+    "outbox.py": ("sends settlements until the ledger and the records have them", "a settlement is lost, or counted twice"),
+    "recovery.py": ("notices lost state; nothing is admitted until it is verified or seeded", "lost counters are read as zero"),
+    "seeding.py": ("counters from the records of running windows", "a window begins anew with too little used"),
+    "records/store.py": ("usage on a database, added once; what workers agree on", "a lost counter cannot be restored"),
+    "records/sums.py": ("what was used in a window, by scope", "a seeded counter has too little"),
+    "records/rows.py": ("the rows of usage, trees and workers", "usage is filed under another"),
+    "records/schema.py": ("tables", "usage cannot be stored"),
+    "records/database.py": ("a connection in a thread, bounded in time", "recovery hangs, and nothing is admitted"),
+    "records/sqlite.py": ("records in a file", "usage is lost with the process"),
+    "records/postgresql.py": ("records in PostgreSQL", "usage is lost with the connection"),
+}
+
+
+class Covered(NamedTuple):
+    """Of one module: statements and branches, and which of them were not taken."""
+
+    lines: int
+    lines_hit: int
+    branches: int
+    branches_hit: int
+    missing: str
+
+    @property
+    def line_percent(self) -> float:
+        return 100 * self.lines_hit / self.lines if self.lines else 100.0
+
+    @property
+    def branch_percent(self) -> float:
+        return 100 * self.branches_hit / self.branches if self.branches else 100.0
+
+    @property
+    def low(self) -> bool:
+        return min(self.line_percent, self.branch_percent) < FLOOR_PERCENT
+
+
+def read(report: Any) -> dict[str, Covered]:
+    """Coverage by module, from coverage.py's JSON."""
+    found = {}
+    for path, file in report["files"].items():
+        summary = file["summary"]
+        missed = [*map(str, file["missing_lines"]), *(f"{start}->{end}" for start, end in file["missing_branches"])]
+        name = path.partition("sluicegate/")[2]
+        found[name] = Covered(
+            summary["num_statements"], summary["covered_lines"], summary["num_branches"], summary["covered_branches"], " ".join(missed)
+        )
+    return found
+
+
+def table(covered: dict[str, Covered]) -> str:
+    """The page's table."""
+    rows = ["| module | what it is for | the risk if it is wrong | lines | branches |", "|---|---|---|---|---|"]
+    for name, (role, risk) in SAFETY.items():
+        if name in covered:
+            found = covered[name]
+            rows.append(f"| `{name}` | {role} | {risk} | {found.line_percent:.1f} % | {found.branch_percent:.1f} % |")
+    return "\n".join(rows)
+
+
+def main(report_file: str, page_file: str) -> int:
+    """Prints, writes and judges."""
+    covered = read(json.loads(Path(report_file).read_text()))
+    for name, found in sorted(covered.items()):
+        judged = ("below the floor: " + found.missing if found.low else "") if name in SAFETY else "not in the table"
+        print(f"{name:32}{found.line_percent:7.1f} %{found.branch_percent:7.1f} %  {judged}")
+    page = Path(page_file)
+    before, _, rest = page.read_text().partition(BEGIN)
+    page.write_text(f"{before}{BEGIN}\n{table(covered)}\n{END}{rest.partition(END)[2]}")
+    low = [name for name in SAFETY if name not in covered or covered[name].low]
+    new = [name for name in covered if name.startswith(WHOLE) and name not in SAFETY and covered[name].lines]
+    for names, what in ((low, f"below {FLOOR_PERCENT:g} %, or not run"), (new, "not in the table of tests/safety_table.py")):
+        if names:
+            print(f"{what}: {', '.join(names)}", file=sys.stderr)
+    return 1 if low or new else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
