@@ -25,6 +25,7 @@ _TEXT_TOKENS = PROMPT_TOKENS - 7  # a message and the reply's priming take 7
 CHEAP, DEAR = {"input": 0.5, "output": 1.0}, {"input": 5.0, "output": 10.0}  # USD per 1M tokens
 PROBE = "probe"
 HOLD_TTL_S = 6
+QUEUE = {"max_wait": "30s", "max_depth": 1000}
 GUARD_S = 0.4  # before a window's end: what is sent then may be admitted in it and arrive upstream after it
 
 Disturb = Callable[[Stand], Awaitable[None]]
@@ -58,7 +59,7 @@ class Cell:
     tokenizer: str = TOKENIZER
     provider: Fields | None = None
     more: Fields | None = None
-    queue: bool = True
+    queue: bool = True  # clients wait for a budget that is held by others, instead of being refused
     clocks_s: tuple[int, ...] = ()
     linked: bool = False
     disturb: Disturb | None = None
@@ -101,7 +102,7 @@ class Cell:
         if self.dear:
             models["fine"] = {"deployments": [deployments["dear"]], "max_output": 1024}
         lab = {"keys": [{"name": PROBE, "key": f"sk-{PROBE}", "limits": ["900M tokens/lifetime"]}]}
-        budget: Fields = {"hold_ttl": f"{HOLD_TTL_S}s"}
+        budget: Fields = {"hold_ttl": f"{HOLD_TTL_S}s", "queue": QUEUE if self.queue else {"max_wait": "0s"}}
         return Shape(
             tenants={"lab": lab, **{tenant: self._tenant(tenant) for tenant in tenants}},
             mocks=mocks,

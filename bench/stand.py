@@ -430,6 +430,7 @@ def config(shape: Shape, mock_urls: Mapping[str, str], *, ledger: str, journal: 
     return {
         "server": {"listen": "127.0.0.1:0", "drain": "5s"},
         "ledger": ledger,
+        "records": records,
         "journal": journal,
         "log": {"access": "off"},
         "providers": providers,

@@ -30,6 +30,7 @@ from sluicegate.trip import Attempt, Held, Trip
 from sluicegate.waiting import POLL_S, Place, Waiting, newcomer
 
 STALE_RETRIES = 3
+PASSING = ("rate", "busy", "concurrency")  # refusals that time alone may end
 
 
 class Holding:
@@ -62,7 +63,7 @@ class Holding:
             while True:
                 refusal, behind = None, self._behind(trip, attempt, plan.key, place) if waiting.lines else -1
                 if behind < 0:
-                    if deployment.counters:
+                    if deployment.counters and attempt.at_deployment is None:
                         await self._hold_at_deployment(trip, attempt, plan.key)
                     if not plan.template.counters:
                         break
@@ -70,6 +71,9 @@ class Holding:
                     refusal = self._admitted(trip, attempt, admission, await self._admit(trip, attempt.held, admission))
                     if refusal is None:
                         break
+                    if attempt.need > attempt.figures.need and self._takes_less(refusal, place):
+                        attempt.need = attempt.figures.need
+                        continue
                 place = self._stand(trip, attempt, plan, place, refusal, behind)
                 await waiting.turn(place)
                 if trip.exchange.gone:
@@ -101,6 +105,8 @@ class Holding:
         attempt = Attempt(f"{trip.request_id}.{number}", deployment, figures, template)
         attempt.visible = deployment.visible and not self._learned.exceeded(deployment)
         attempt.extends = request.stream and deployment.extend and attempt.visible
+        if policy.budget.queue_max_wait_ms > 1000 * trip.waited_s:
+            attempt.need = figures.aim  # who may wait does not take so little that its answer will probably end early
         return attempt
 
     def _admission(self, trip: Trip, attempt: Attempt) -> Admission:
@@ -110,7 +116,7 @@ class Holding:
             held.hold_id,
             held.template.refset(self._ledger.now_ms()),
             self._amounts(trip, attempt),
-            figures.need,
+            attempt.need,
             figures.aim if attempt.extends else figures.want,
             figures.want,
             trip.policy.budget.hold_ttl_ms,
@@ -128,9 +134,9 @@ class Holding:
             attempt.granted = reply.g
             attempt.extends = attempt.extends and reply.room >= figures.want  # a limit that is nearly used up is held as a cap
             if template.shadows:
-                self._look_at_shadows(trip, attempt.held, admission, reply)
+                self._look_at_shadows(trip, attempt.held, admission, figures.need, reply)
             return None
-        return refusals.explain(template.counters, admission.refs, admission.amounts, figures.need, figures.want, reply, **self._told(trip, attempt))
+        return refusals.explain(template.counters, admission.refs, admission.amounts, attempt.need, figures.want, reply, **self._told(trip, attempt))
 
     def _rejected(self, trip: Trip, refusal: Refusal) -> Reject:
         rejected = reject.refused(refusal, trip.policy.budget.show_figures)
@@ -146,10 +152,10 @@ class Holding:
         usd_rate = attempt.held.template.usd_rate(attempt.deployment.price)
         return {"aim": attempt.figures.aim, "usd_rate": usd_rate, "show_figures": trip.policy.budget.show_figures}
 
-    def _look_at_shadows(self, trip: Trip, held: Held, admission: Admission, reply: Reply) -> None:
+    def _look_at_shadows(self, trip: Trip, held: Held, admission: Admission, need: int, reply: Reply) -> None:
         """Reports each counter whose shadow limits would have refused this request, once."""
         template = held.template
-        for i in refusals.shadowed(template.shadows, admission.refs, admission.amounts, admission.need, reply):
+        for i in refusals.shadowed(template.shadows, admission.refs, admission.amounts, need, reply):
             counter = template.counters[i]
             if counter not in trip.shadowed:
                 trip.shadowed += (counter,)
@@ -189,13 +195,17 @@ class Holding:
             raise self._rejected(trip, refusal or self._still_waiting(trip, attempt, behind))
         return place
 
+    def _takes_less(self, refusal: Refusal, place: Place | None) -> bool:
+        """Whether waiting for all that an answer probably needs is no use: it will not come free, not in time, or not here."""
+        return refusal.reason not in PASSING or _here_only(refusal) or (place is not None and self.waiting.left_s(place) <= 0)
+
     def _still_waiting(self, trip: Trip, attempt: Attempt, behind: int) -> Refusal:
         """What a request is told that others are ahead of: the counter refuses it for the time being."""
         template, figures = attempt.held.template, attempt.figures
         standing = self.waiting.lines[template.counters[behind].key_prefix].standing
         refset, amounts = template.refset(self._ledger.now_ms()), self._amounts(trip, attempt)
         told = self._told(trip, attempt)
-        return refusals.still_waiting(behind, template.counters, refset, amounts, figures.need, figures.want, standing, **told)
+        return refusals.still_waiting(behind, template.counters, refset, amounts, attempt.need, figures.want, standing, **told)
 
     def _give_back(self, trip: Trip, attempt: Attempt) -> None:
         """A place costs no hold: neither at the deployment nor of an earlier attempt."""
@@ -231,7 +241,7 @@ class Holding:
         if reply is not None and reply.status != "granted":
             raise reject.deployment_full(refusals.explain(template.counters, admission.refs, amounts, want, want, reply))
         if reply is not None and template.shadows:
-            self._look_at_shadows(trip, held, admission, reply)
+            self._look_at_shadows(trip, held, admission, want, reply)
 
     async def _admit(self, trip: Trip, held: Held, admission: Admission) -> Reply | None:
         """Asks the ledger. None: the ledger is away and the policy is to serve without a hold and charge afterwards."""

@@ -74,7 +74,7 @@ class Attempt:
 
     __slots__ = (
         *("answer", "asked", "at_deployment", "billed", "body", "call", "cap", "charge", "closed", "deployment", "extends", "figures", "granted"),
-        *("held", "meter", "relay", "usage", "visible"),
+        *("held", "meter", "need", "relay", "usage", "visible"),
     )
 
     def __init__(self, hold_id: str, deployment: Deployment, figures: Figures, template: Template) -> None:
@@ -85,6 +85,7 @@ class Attempt:
         self.asked = 0  # times that the deployment's own limits were asked
         self.visible = False  # every token that is billed can be seen in a stream
         self.extends = False
+        self.need = figures.need  # output tokens; with less room it is not sent
         self.granted = figures.want  # output tokens covered
         self.cap: int | None = None  # per choice, sent upstream
         self.call: Call | None = None

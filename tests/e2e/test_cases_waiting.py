@@ -106,6 +106,40 @@ async def test_without_a_queue_refusals_are_told_at_once(tmp_path: Path) -> None
         assert wait_outcomes(bench) == {}
 
 
+@BACKEND
+async def test_who_may_wait_is_not_served_too_little(tmp_path: Path, redis_url: str, kind: str) -> None:
+    """Half of what an answer may need is there, the rest is held by another: it waits for all of it. Without a queue it is served what there is."""
+    limits = "[110 tokens/day]"  # 69 are held by the first, which leaves 41: 32 of output
+    with fresh_redis(redis_url) as (url, database):
+        async with waiting_bench(tmp_path, limits=limits, ledger=place(kind, tmp_path, url)) as bench:
+            replies = await asyncio.gather(*(bench.chat(max_tokens=60) for _ in range(2)))
+            assert [reply.headers.get("x-sluicegate-max-tokens") for reply in replies] == [None, None]
+            assert sorted(record.waited_us > 0 for record in bench.records) == [False, True]
+        database.flushall()
+    (tmp_path / "two").mkdir()
+    async with running(tmp_path / "two", limits=limits, options=SLOW) as bench:
+        replies = await asyncio.gather(*(bench.chat(max_tokens=60) for _ in range(2)))
+        assert sorted(reply.headers.get("x-sluicegate-max-tokens") or "" for reply in replies) == ["", "32"]
+
+
+async def test_who_may_wait_takes_what_there_is_where_more_will_not_come(tmp_path: Path) -> None:
+    """What is used leaves too little for a whole answer: nobody waits for that."""
+    async with waiting_bench(tmp_path, limits="[80 tokens/day]") as bench:
+        assert (await bench.chat(max_tokens=60)).code == "200"
+        reply = await bench.chat(max_tokens=80)
+        assert (reply.code, reply.headers["x-sluicegate-max-tokens"]) == ("200", str(80 - USED - PROMPT_TOKENS))
+        assert wait_outcomes(bench) == {}
+
+
+async def test_who_has_waited_long_enough_takes_what_there_is(tmp_path: Path) -> None:
+    """Rather than the refusal: enough for an answer has been there all the while."""
+    async with waiting_bench(tmp_path, "150ms", limits="[110 tokens/day]", options={"ttft": 600, "completion": 5}) as bench:
+        replies = await asyncio.gather(*(bench.chat(max_tokens=60) for _ in range(2)))
+        assert [reply.code for reply in replies] == ["200", "200"]
+        assert sorted(reply.headers.get("x-sluicegate-max-tokens") or "" for reply in replies) == ["", "32"]
+        assert 100_000 < max(record.waited_us for record in bench.records) < 500_000
+
+
 async def test_thirty_of_three_priorities_are_served_in_order(tmp_path: Path) -> None:
     """Higher priority first, first come first served inside one; a tenant of another tree is not concerned."""
     async with waiting_bench(tmp_path, tenants=TWO_PRIORITIES, options={"ttft": 4, "completion": 5}) as bench:
