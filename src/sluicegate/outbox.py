@@ -213,14 +213,15 @@ class Outbox:
             log.warning("records state", **{"from": "up" if away else "away", "to": "away" if away else "up", "reason": why})
 
     async def retry(self) -> None:
-        """One round: at most 256 settlements, oldest first. A tree that is recovering is passed over.
+        """One round: at most 256 settlements of a tree, oldest first. A tree that is recovering is passed over.
 
-        Raises LedgerUnavailable, RecordsUnavailable at the first that fails.
+        All trees at once, as a server that is away keeps no other tree waiting. Raises LedgerUnavailable, RecordsUnavailable if a settlement failed.
         """
-        waiting = [(seq, s) for seq, s in self._failed.items() if s.refs.tree in self._ledger.trees][:RETRY_AT_ONCE]
-        for tree, lines in _by_tree(waiting).items():
-            with contextlib.suppress(LedgerRecovering):
-                await self._bring(tree, self._journal.writer, lines, self._send, self._taken)
+        waiting = _by_tree((seq, s) for seq, s in self._failed.items() if s.refs.tree in self._ledger.trees)
+        calls = [self._bring(tree, self._journal.writer, lines[:RETRY_AT_ONCE], self._send, self._taken) for tree, lines in waiting.items()]
+        for outcome in await asyncio.gather(*calls, return_exceptions=True):
+            if isinstance(outcome, BaseException) and not isinstance(outcome, LedgerRecovering):
+                raise outcome
 
     async def catch_up(self, tree: str, mark: int) -> None:
         """Charges to a state that has been seeded what its sums did not have: what is owed, and what an earlier state took too late for them.

@@ -26,7 +26,7 @@ import structlog
 from sluicegate import seeding
 from sluicegate.core.claims import Announcement, Seed
 from sluicegate.core.tenants import Counter
-from sluicegate.ledger.contract import Ledger, LedgerRecovering, LedgerUnavailable, TreeState
+from sluicegate.ledger.contract import Ledger, LedgerUnavailable, TreeState
 from sluicegate.outbox import Outbox
 from sluicegate.records.rows import NotLeading, RecordsUnavailable, TreeRow, WorkerRow
 from sluicegate.records.store import Records
@@ -169,8 +169,9 @@ class Recovery:
                 await self._all_open.wait()
 
     def closed_s(self) -> float:
-        """For how long some tree has not been open; endless if one never was."""
-        return max((self._clock() - self._closed_at.get(tree, -math.inf) for tree in self._closed()), default=0.0)
+        """For how long no tree at all has been open; endless if none ever was."""
+        since = (self._clock() if self._is_open(tree) else self._closed_at.get(tree, -math.inf) for tree in self._counters)
+        return self._clock() - max(since, default=self._clock())
 
     async def leave(self) -> None:
         """Nobody has to wait for this worker any more."""
@@ -202,8 +203,11 @@ class Recovery:
         if not closed:
             self._all_open.set()
             return went_on
-        went_on = await self._advance(closed) or went_on
-        return await self._confirm(rows, brought_in) or went_on
+        try:
+            went_on = await self._advance(closed) or went_on
+        finally:
+            went_on = await self._confirm(rows, brought_in) or went_on
+        return went_on
 
     def _hear(self, row: TreeRow) -> None:
         """Stops using a tree that others have given up, or have gone on with."""
@@ -251,35 +255,45 @@ class Recovery:
     # -- steps --
 
     async def _advance(self, trees: Sequence[str]) -> bool:
-        """A step for each of these trees. Whether any was made."""
+        """A step for each of these trees. Whether any was made. Raises LedgerUnavailable in the end if the servers of some are away."""
         rows = await self._records.trees(trees)
         now_ms = self._ledger.now_ms()
         live = [worker for worker in await self._records.workers() if worker.beat_ms > now_ms - LIVE_MS]
         epochs = [rows[tree].epoch if tree in rows else "" for tree in trees]
-        seqs = await asyncio.gather(*(self._ledger.seq(tree, epoch) for tree, epoch in zip(trees, epochs, strict=True)))
+        seqs = await asyncio.gather(*map(self._ledger.seq, trees, epochs), return_exceptions=True)
         to_adopt: list[tuple[TreeRow, int]] = []
-        went_on = False
+        went_on, away = False, None
         for tree, seq in zip(trees, seqs, strict=True):
             await self._stay_alive()
-            row = rows.get(tree)
-            step, why = next_step(self._view(tree, row, seq, live))
-            if step == "declare_lost":
-                await self._records.declare_lost(tree, row.epoch if row is not None else "")
-                self._change(tree, "lost", why)
-            elif row is None or step in ("none", "wait"):
-                continue
-            elif step == "seed":
-                went_on = await self._seed(row) or went_on
-                continue
-            elif step == "adopt":
-                to_adopt.append((row, seq))
-            elif step == "complete":
-                await self._records.opened(tree, row.epoch, self._states[tree].seq, self._ledger.incarnation(tree))
-            else:
-                self._open(tree, row.epoch, why)
-            went_on = True
+            try:
+                if isinstance(seq, BaseException):
+                    raise seq
+                row = rows.get(tree)
+                step, why = next_step(self._view(tree, row, seq, live))
+                if row is not None and step == "adopt":
+                    to_adopt.append((row, seq))
+                went_on = step == "adopt" or await self._take(step, why, tree, row) or went_on
+            except LedgerUnavailable as error:
+                away = error
         await self._adopt(to_adopt)
+        if away is not None:
+            raise away
         return went_on
+
+    async def _take(self, step: Step, why: str, tree: str, row: TreeRow | None) -> bool:
+        """Takes a step other than to adopt. Whether there was one to take."""
+        if step == "declare_lost":
+            await self._records.declare_lost(tree, row.epoch if row is not None else "")
+            self._change(tree, "lost", why)
+        elif row is None or step in ("none", "wait"):
+            return False
+        elif step == "seed":
+            return await self._seed(row)
+        elif step == "complete":
+            await self._records.opened(tree, row.epoch, self._states[tree].seq, self._ledger.incarnation(tree))
+        else:
+            self._open(tree, row.epoch, why)
+        return True
 
     def _view(self, tree: str, row: TreeRow | None, seq: int, live: Sequence[WorkerRow]) -> View:
         now_ms = self._ledger.now_ms()
@@ -316,14 +330,14 @@ class Recovery:
             if row.status == "seeding":
                 self._change(row.tree, "seeding", f"its state is made anew, {len(self._counters[row.tree])} counters")
             self._states[row.tree] = self._ledger.trees[row.tree] = TreeState(row.epoch, seq, open=False)
-            with contextlib.suppress(LedgerRecovering):  # lost again
+            with contextlib.suppress(LedgerUnavailable):  # lost again, or its server is away
                 await self._announce(row.tree, row.epoch)
                 before, mark = self._left.get(row.tree, (row.epoch, 0))
                 await self._outbox.catch_up(row.tree, mark if before != row.epoch else 0)
                 adopted.append(row)
-        await self._fill([row.tree for row in adopted])
+        filled = await self._fill([row.tree for row in adopted])
         for row in adopted:
-            if row.tree not in self._ledger.trees:
+            if row.tree not in self._ledger.trees or row.tree not in filled:
                 continue
             self._told[row.tree] = row.epoch
             self._left.pop(row.tree, None)
@@ -345,24 +359,28 @@ class Recovery:
                 if error is not None:
                     raise error
 
-    async def _fill(self, trees: Sequence[str]) -> None:
-        """A limit that is new begins with what was used in its window before there was any."""
+    async def _fill(self, trees: Sequence[str]) -> set[str]:
+        """A limit that is new begins with what was used in its window before there was any. Returns the trees of which that is true now."""
+        filled: set[str] = set()
         missing: list[tuple[str, seeding.Question]] = []
         now_ms = self._ledger.now_ms()
         for tree in trees:
             asked = seeding.windows(seeding.questions(self._counters[tree], now_ms))
-            present = await self._ledger.peek(seeding.refset(tree, asked))
-            missing += [(tree, question) for question, state in zip(asked, present.states, strict=True) if state == (0, 0)]
-        if not missing:
-            return
-        answers = await self._records.sums([question.sum for _, question in missing])
+            with contextlib.suppress(LedgerUnavailable):
+                present = await self._ledger.peek(seeding.refset(tree, asked))
+                missing += [(tree, question) for question, state in zip(asked, present.states, strict=True) if state == (0, 0)]
+                filled.add(tree)
+        answers = await self._records.sums([question.sum for _, question in missing]) if missing else []
         seeds: dict[str, list[Seed]] = {}
         for (tree, question), answer in zip(missing, answers, strict=True):
             if isinstance(answer, int) and answer:
                 seeds.setdefault(tree, []).append(Seed(question.ref, answer))
         for tree, some in seeds.items():
-            with contextlib.suppress(LedgerRecovering):
+            filled.discard(tree)
+            with contextlib.suppress(LedgerUnavailable):
                 await self._ledger.fill(tree, some)
+                filled.add(tree)
+        return filled
 
     # -- what is in use --
 

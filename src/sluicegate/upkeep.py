@@ -53,7 +53,7 @@ class Upkeep:
         self._on_answer = on_answer
         self._on_lag = on_lag
         self._clock = clock
-        self._away = False
+        self._failing: set[str] = set()  # kinds of work
 
     async def run(self) -> None:
         """Runs until cancelled."""
@@ -70,9 +70,14 @@ class Upkeep:
             for tree, hold_id in trip.open_holds():
                 open_holds[tree].append(hold_id)
         known = {tree: ids for tree, ids in open_holds.items() if tree in self._ledger.trees}
-        for tree, ids in known.items():
-            for start in range(0, len(ids), RENEW_AT_ONCE):
-                await self._ledger.renew(tree, ids[start : start + RENEW_AT_ONCE], self._hold_ttl_ms)
+        calls = [
+            self._ledger.renew(tree, ids[start : start + RENEW_AT_ONCE], self._hold_ttl_ms)
+            for tree, ids in known.items()
+            for start in range(0, len(ids), RENEW_AT_ONCE)
+        ]
+        for error in await asyncio.gather(*calls, return_exceptions=True):  # at once: a server that is away keeps nobody waiting for another
+            if error is not None and not isinstance(error, LedgerRecovering):
+                raise error
         return bool(known)
 
     async def sweep(self) -> bool:
@@ -113,16 +118,18 @@ class Upkeep:
             except LedgerRecovering:
                 continue
             except LedgerUnavailable as error:
-                self._change(away=True, why=str(error))
+                self._change(work.__name__, away=True, why=str(error))
             except Exception:
                 log.exception("background work failed", work=work.__name__)
             else:
                 if asked:
                     self.seen_at = self._clock()
                     self._on_answer(work.__name__, int((self.seen_at - started) * 1e6))
-                    self._change(away=False)
+                    self._change(work.__name__, away=False)
 
-    def _change(self, away: bool, why: str = "") -> None:
-        if away != self._away:
-            self._away = away
+    def _change(self, work: str, away: bool, why: str = "") -> None:
+        """The ledger is up when every kind of work gets its answers: they may come from servers of their own."""
+        before = bool(self._failing)
+        (self._failing.add if away else self._failing.discard)(work)
+        if bool(self._failing) != before:
             log.warning("ledger state", **{"from": "up" if away else "away", "to": "away" if away else "up", "reason": why})

@@ -353,6 +353,41 @@ async def test_a_replica_is_promoted_and_the_old_master_again(cluster: Cluster) 
         assert len(worker.doubts[tree]) == 2
 
 
+async def test_a_gateway_serves_who_can_be_served(cluster: Cluster, tmp_path: Path) -> None:
+    """One of three servers hangs: tenants on the others are served, their holds renewed; a worker that starts meanwhile serves them too."""
+    *well, hung = cluster.masters  # the first is the one that the URL names
+    names = [cluster.tree_at(master, "tenant") for master in (hung, *well)]
+    tenants = "".join(f"\n  {name}: {{keys: [{{name: '{name}', key: sk-{name}, limits: [1M tokens/day, 9 concurrent]}}]}}" for name in names)
+    settings: dict[str, Any] = {"ledger": cluster.url, "tenants": tenants, "more": "ledger_timeout: 300ms\nbudget: {hold_ttl: 1s}"}
+
+    async def codes(bench: Bench) -> list[str]:
+        return [answer.code for answer in await asyncio.gather(*(bench.chat(f"sk-{name}", max_tokens=2) for name in names))]
+
+    async with running(tmp_path, options={"completion": 30, "tpot": 60}, **settings) as bench:
+        assert await codes(bench) == ["200", "200", "200"]
+        hung.pause()
+        try:
+            streams = [asyncio.create_task(bench.chat(f"sk-{name}", stream=True, max_tokens=30)) for name in names[1:]]
+            assert await codes(bench) == ["ledger_unavailable", "200", "200"]
+            async with running(tmp_path, **settings) as other:
+                other.reachable = other.whole = False
+                await eventually(lambda: len(other.ledger.trees) == 2)
+                assert await codes(other) == ["ledger_recovering", "200", "200"]
+                served_beside = other.total
+            for stream in streams:  # almost twice as long as a hold that nobody renews
+                assert (await stream).finishes == {0: "stop"}
+            assert not [hold for hold in bench.records if hold.status == "expired"]
+        finally:
+            hung.go_on()
+        async with asyncio.timeout(10):
+            while (await codes(bench)) != ["200", "200", "200"]:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        bench.whole = False  # of two mocks
+        await bench.quiet()
+        used = [(await bench.usage(f"sk-{name}"))[f"key {name} tokens/day"]["used"] for name in names]
+        assert sum(used) == bench.total + served_beside
+
+
 # -- Sentinels ----------------------------------------------------------------------------------------------------------------------------
 
 

@@ -125,6 +125,24 @@ async def test_the_line_is_written_before_the_ledger_is_asked(stage: Stage) -> N
     assert order == ["line", "ledger"]
 
 
+async def test_a_tree_whose_server_is_away_does_not_keep_others_from_being_settled(stage: Stage) -> None:
+    """However much is owed to it, and however old that is."""
+    use_at_once(stage.ledger, "u")
+    await stage.hold(*(f"h{i}" for i in range(RETRY_AT_ONCE + 1)))
+    stage.ledger.fails = {*(f"h{i}" for i in range(RETRY_AT_ONCE + 1)), "other"}
+    other = Settlement("other", RefSet("u", [Ref("u", "w", 100)]), (3,), "force", epoch="first")
+    for i in range(RETRY_AT_ONCE + 1):
+        stage.settle(f"h{i}", 1)
+    stage.outbox.settle(other, None, spent(3))
+    await settle()
+    stage.ledger.fails.discard("other")
+    with pytest.raises(LedgerUnavailable):
+        await stage.outbox.retry()
+    await settle()
+    assert (await stage.ledger.peek(other.refs)).states == ((3, 0),)
+    assert stage.outbox.backlog == RETRY_AT_ONCE + 1
+
+
 @pytest.mark.parametrize("done", [False, True], ids=["nothing was done", "it was done"])
 async def test_case_15_what_failed_is_sent_again_until_it_is_taken(stage: Stage, done: bool) -> None:
     """Whether or not the ledger had done it, it is charged once."""

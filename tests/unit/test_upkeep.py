@@ -38,6 +38,7 @@ class FakeLedger:
         self.reached: dict[str, tuple[tuple[int, int], ...]] = {}  # by tree
         self.warned: list[str] = []
         self.away = False
+        self.away_for: set[str] = set()  # trees
         self.away_by = LedgerUnavailable("away")
         self.renewed: list[tuple[str, list[str], int]] = []
         self.limits: list[int] = []
@@ -52,6 +53,8 @@ class FakeLedger:
 
     async def renew(self, tree: str, hold_ids: list[str], ttl_ms: int) -> None:
         self._check()
+        if tree in self.away_for:
+            raise self.away_by
         self.renewed.append((tree, hold_ids, ttl_ms))
         if self.on_renew is not None:
             self.on_renew()
@@ -116,6 +119,17 @@ async def test_requests_may_come_and_go_during_a_renewal(stage: Stage) -> None:
     stage.ledger.on_renew = lambda: stage.gateway.trips.add(FakeTrip(("late", "late")))
     await stage.upkeep.renew()
     assert len(stage.ledger.renewed) == 3
+
+
+async def test_a_tree_whose_server_is_away_does_not_keep_others_from_being_renewed(stage: Stage) -> None:
+    """Their holds would expire under a live worker."""
+    stage.gateway.trips = {FakeTrip((f"t{i}", f"h{i}")) for i in range(3)}
+    for tree in ("t0", "t1", "t2"):
+        stage.ledger.renewed.clear()
+        stage.ledger.away_for = {tree}
+        with pytest.raises(LedgerUnavailable):
+            await stage.upkeep.renew()
+        assert len(stage.ledger.renewed) == 2
 
 
 async def test_a_tree_that_is_recovering_is_not_renewed(stage: Stage) -> None:
