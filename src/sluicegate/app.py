@@ -22,7 +22,7 @@ from sluicegate.core import expired, meter
 from sluicegate.core.claims import Swept
 from sluicegate.core.counters import deployment_tree, refs
 from sluicegate.core.estimate import Learned
-from sluicegate.core.record import Record
+from sluicegate.core.record import Record, Spent
 from sluicegate.core.tenants import Counter, Deployment, Policy
 from sluicegate.gateway import Gateway
 from sluicegate.http.exchange import Exchange
@@ -102,7 +102,7 @@ class Worker:
         self.records = Records(config.records)
         self.notices = Notices(self.metrics, counters(policy), self.ledger.peek)
         self._journal = Journal.open(config.journal, boot, loop, _journal_state)
-        self._outbox = Outbox(self.ledger, self._journal, self.records, config.journal, trees, self.notices.on_marks)
+        self._outbox = Outbox(self.ledger, self._journal, self.records, config.journal, trees, self.notices.on_marks, self._late)
         self.gateway = Gateway(
             policy,
             self.ledger,
@@ -214,6 +214,12 @@ class Worker:
         for deployment in deployments(policy):
             if deployment.id == found.deployment and deployment.counters:
                 self._upkeep.charged[deployment.id] = refs(deployment_tree(deployment.id), deployment.counters, now_ms)
+
+    def _late(self, tree: str, spent: Spent, swept: Swept) -> None:
+        """A hold that was charged at its expiry was settled after all: its usage is not to count twice."""
+        corrected = expired.correction(swept, spent, self._loaded.policy.budget.expired_hold == "charge_seen")
+        if corrected is not None:
+            self._outbox.spend(tree, swept.hold_id, corrected)
 
 
 def _journal_state(state: JournalState) -> None:

@@ -15,13 +15,12 @@ import itertools
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable
 from functools import partial
-from operator import itemgetter
 
 import structlog
 
 from sluicegate import journal as journaling
 from sluicegate import leftovers
-from sluicegate.core.claims import RefSet, Settled, Settlement
+from sluicegate.core.claims import RefSet, Settled, Settlement, Swept
 from sluicegate.core.record import Record, Spent
 from sluicegate.journal import Journal
 from sluicegate.ledger.contract import Ledger, LedgerRecovering, LedgerUnavailable
@@ -34,6 +33,7 @@ FINISH_EVERY_S = 0.02
 REPLAY_EVERY = 10  # rounds: workers beside this one may have died
 
 Marks = tuple[tuple[int, int], ...]
+Line = tuple[int, Settlement, Spent | None]  # number in its writer's journal
 
 log = structlog.get_logger("outbox")
 
@@ -76,10 +76,11 @@ class Outbox:
         directory: str,
         trees: Container[str],
         on_marks: Callable[[RefSet, Marks], object],
+        on_late: Callable[[str, Spent, Swept], object],
     ) -> None:
         """directory: of the journals of all workers of this machine. trees: of the present configuration; others have no state to settle in.
 
-        on_marks: told of warning marks that a settlement reached.
+        on_marks: told of warning marks that a settlement reached. on_late: of one (tree, what it spent) whose hold had been swept.
         """
         self._ledger = ledger
         self._journal = journal
@@ -87,8 +88,9 @@ class Outbox:
         self._directory = directory
         self._known = trees
         self._on_marks = on_marks
+        self._on_late = on_late
         self._owed: dict[int, Settlement] = {}
-        self._failed: dict[int, Settlement] = {}  # those of them that are not on their way
+        self._failed: dict[int, Line] = {}  # those of them that are not on their way
         self._usage = Usage()
         self._batch: tuple[int, list[UsageRow]] | None = None  # sent to the records, outcome unknown
         self._upto = 0  # the records have the usage of all lines up to this one
@@ -116,9 +118,10 @@ class Outbox:
             self._usage.add(tree, spent)
         state = self._ledger.trees.get(tree)
         if state is not None and state.epoch == settlement.epoch:
-            self._send(seq, settlement)
+            self._send(seq, settlement, spent)
         else:
-            self._owed[seq] = self._failed[seq] = settlement
+            self._owed[seq] = settlement
+            self._failed[seq] = seq, settlement, spent
 
     def spend(self, tree: str, hold_id: str, spent: Spent) -> None:
         """Usage that the ledger need not be told of: it has charged it, or no limit counts it."""
@@ -126,21 +129,27 @@ class Outbox:
         self._usage_lines.append(journal.append(journaling.encode_usage(tree, hold_id, spent, journal.writer, journal.next_seq)))
         self._usage.add(tree, spent)
 
-    def _send(self, seq: int, settlement: Settlement) -> "asyncio.Future[Settled]":
+    def _send(self, seq: int, settlement: Settlement, spent: Spent | None) -> "asyncio.Future[Settled]":
         self._owed[seq] = settlement
         future = self._ledger.settle(settlement)
-        future.add_done_callback(partial(self._answered, seq, settlement))
+        future.add_done_callback(partial(self._answered, seq, settlement, spent))
         return future
 
-    def _answered(self, seq: int, settlement: Settlement, done: "asyncio.Future[Settled]") -> None:
+    def _answered(self, seq: int, settlement: Settlement, spent: Spent | None, done: "asyncio.Future[Settled]") -> None:
         try:
             settled = done.result()
         except (Exception, asyncio.CancelledError):
-            self._failed[seq] = settlement
+            self._failed[seq] = seq, settlement, spent
             return
         self._taken(seq)
+        if settled.marks or settled.expired is not None:
+            self._tell(settlement, spent, settled)
+
+    def _tell(self, settlement: Settlement, spent: Spent | None, settled: Settled) -> None:
         if settled.marks:
             self._on_marks(settlement.refs, settled.marks)
+        if settled.expired is not None and spent is not None:
+            self._on_late(settlement.refs.tree, spent, settled.expired)
 
     def _taken(self, seq: int) -> None:
         self._owed.pop(seq, None)
@@ -217,7 +226,7 @@ class Outbox:
 
         All trees at once, as a server that is away keeps no other tree waiting. Raises LedgerUnavailable, RecordsUnavailable if a settlement failed.
         """
-        waiting = _by_tree((seq, s) for seq, s in self._failed.items() if s.refs.tree in self._ledger.trees)
+        waiting = _by_tree(line for line in self._failed.values() if line[1].refs.tree in self._ledger.trees)
         calls = [self._bring(tree, self._journal.writer, lines[:RETRY_AT_ONCE], self._send, self._taken) for tree, lines in waiting.items()]
         for outcome in await asyncio.gather(*calls, return_exceptions=True):
             if isinstance(outcome, BaseException) and not isinstance(outcome, LedgerRecovering):
@@ -230,21 +239,21 @@ class Outbox:
         """
         writer = self._journal.writer
         await self.flush()
-        lines = {seq: s for seq, s in self._owed.items() if s.refs.tree == tree}
+        lines = {seq: line for seq, line in self._failed.items() if line[1].refs.tree == tree}
         if mark and not await self._records.included(tree, writer, mark):  # the others seeded without us
             self._journal.flush()
             files = await asyncio.to_thread(leftovers.read_own, self._directory, writer)
             for entry in (entry for file in files for entry in file.entries if entry.tree == tree):
                 if entry.settlement is not None and entry.seq <= mark:
-                    lines.setdefault(entry.seq, entry.settlement)
-        await self._bring(tree, writer, sorted(lines.items(), key=itemgetter(0)), self._send, self._taken)
+                    lines.setdefault(entry.seq, (entry.seq, entry.settlement, entry.spent))
+        await self._bring(tree, writer, [lines[seq] for seq in sorted(lines)], self._send, self._taken)
 
     async def _bring(
         self,
         tree: str,
         writer: str,
-        lines: list[tuple[int, Settlement]],
-        send: Callable[[int, Settlement], "asyncio.Future[Settled]"],
+        lines: list[Line],
+        send: Callable[[int, Settlement, Spent | None], "asyncio.Future[Settled]"],
         taken: Callable[[int], object],
     ) -> int:
         """Settles lines of one tree and writer, in order, in the tree's present epoch; answers how many the ledger had not seen.
@@ -253,9 +262,9 @@ class Outbox:
         """
         epoch = self._epoch(tree)
         others = [line for line in lines if line[1].epoch != epoch]
-        charged = {seq for seq, _ in await self._not_in_sums(tree, writer, others)} if others else set()
+        charged = {seq for seq, _, _ in await self._not_in_sums(tree, writer, others)} if others else set()
         count = 0
-        for seq, settlement in lines:
+        for seq, settlement, spent in lines:
             if self._epoch(tree) != epoch:
                 raise LedgerRecovering(f"the state of tree {tree} was lost meanwhile")
             if settlement.epoch != epoch:
@@ -263,7 +272,7 @@ class Outbox:
                     taken(seq)
                     continue
                 settlement.mode, settlement.epoch = "force", epoch
-            count += (await send(seq, settlement)).status != "already"
+            count += (await send(seq, settlement, spent)).status != "already"
         return count
 
     def _epoch(self, tree: str) -> str:
@@ -272,7 +281,7 @@ class Outbox:
             raise LedgerRecovering(f"the state of tree {tree} is not known")
         return state.epoch
 
-    async def _not_in_sums(self, tree: str, writer: str, lines: list[tuple[int, Settlement]]) -> list[tuple[int, Settlement]]:
+    async def _not_in_sums(self, tree: str, writer: str, lines: list[Line]) -> list[Line]:
         """Of lines in order, those that used something and were not in the sums of the tree's last seeding. What it had is their beginning."""
         if writer == self._journal.writer and lines[-1][0] > self._upto:
             await self.flush()  # from now on the sums of any later seeding have them
@@ -298,9 +307,10 @@ class Outbox:
             for path in leftover.paths:
                 file = await asyncio.to_thread(leftover.read, path)
                 await self._record(file)
-                for tree, lines in _by_tree((entry.seq, entry.settlement) for entry in file.entries if entry.settlement is not None).items():
+                found = ((entry.seq, entry.settlement, entry.spent) for entry in file.entries if entry.settlement is not None)
+                for tree, lines in _by_tree(found).items():
                     if tree in self._known:
-                        count += await self._bring(tree, file.entries[0].writer, lines, lambda _, s: self._ledger.settle(s), lambda _: None)
+                        count += await self._bring(tree, file.entries[0].writer, lines, self._settle_left, lambda _: None)
                 writers.update(entry.writer for entry in file.entries)
                 if file.corrupt or file.torn:
                     log.warning("journal lines not readable", file=path.name, lines=len(file.corrupt), torn=bool(file.torn))
@@ -311,6 +321,15 @@ class Outbox:
         if count:
             log.info("journal replayed", settlements=count)
         return count
+
+    def _settle_left(self, _seq: int, settlement: Settlement, spent: Spent | None) -> "asyncio.Future[Settled]":
+        def tell(done: "asyncio.Future[Settled]") -> None:
+            if not done.cancelled() and done.exception() is None:
+                self._tell(settlement, spent, done.result())
+
+        future = self._ledger.settle(settlement)
+        future.add_done_callback(tell)
+        return future
 
     async def record_leftovers(self) -> None:
         """Brings the usage of workers that are gone into the records, so that sums have it. Raises RecordsUnavailable."""
@@ -332,9 +351,9 @@ class Outbox:
         await self._records.add(writer, upto, usage.rows())
 
 
-def _by_tree(lines: Iterable[tuple[int, Settlement]]) -> dict[str, list[tuple[int, Settlement]]]:
-    """Settlements with their lines' numbers, in order, by tree."""
-    found: dict[str, list[tuple[int, Settlement]]] = defaultdict(list)
+def _by_tree(lines: Iterable[Line]) -> dict[str, list[Line]]:
+    """Lines in order, by tree."""
+    found: dict[str, list[Line]] = defaultdict(list)
     for line in lines:
         found[line[1].refs.tree].append(line)
     return found

@@ -294,7 +294,9 @@ async def test_a_hold_that_nobody_settled_is_charged_and_corrected(backend: Back
         states = await desk.states(refs)
         assert [states[0], states[1], states[2][0], states[3]] == [(charged, 0), (60, 0), 60, (0, 0)]
         assert dict((await desk.holds())["h"].amounts) == dict(swept.charged)
-        assert [await desk.settle(refs, 25, 25, 25, 1) for _ in range(2)] == ["late", "already"]
+        late = await ledger.settle(Settlement("h", refs, (25, 25, 25, 1)))
+        assert (late.status, late.expired) == ("late", swept)
+        assert await desk.settle(refs, 25, 25, 25, 1) == "already"
         states = await desk.states(refs)
         assert [states[0], states[1], states[2][0], states[3]] == [(25, 0), (25, 0), 25, (0, 0)]
 

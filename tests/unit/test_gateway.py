@@ -132,7 +132,7 @@ class Stage:
         self.ledger = PlayLedger(self.clock)
         use_at_once(self.ledger, "acme", "d/a/first", "d/b/second")
         self.journal = FakeJournal()
-        self.outbox = Outbox(self.ledger, self.journal, FakeRecords(), "", {"acme"}, print)  # type: ignore[arg-type]
+        self.outbox = Outbox(self.ledger, self.journal, FakeRecords(), "", {"acme"}, print, print)  # type: ignore[arg-type]
         self.pools = {"a": FakePool(), "b": FakePool()}
         self.learned = Learned()
         self.records: list[Record] = []

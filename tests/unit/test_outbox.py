@@ -10,7 +10,7 @@ import pytest
 import structlog
 
 from sluicegate import journal as journaling
-from sluicegate.core.claims import Admission, Ref, RefSet, Seed, Settled, Settlement
+from sluicegate.core.claims import Admission, Ref, RefSet, Seed, Settled, Settlement, Swept
 from sluicegate.core.record import Record, Spent
 from sluicegate.journal import Journal
 from sluicegate.ledger.contract import LedgerUnavailable
@@ -63,12 +63,16 @@ class Stage:
         self.states: list[Any] = []
         self.records = FakeRecords()
         self.marks: list[Any] = []
+        self.late: list[tuple[str, int, str]] = []
         self.journal = Journal.open(self.directory, "w1", asyncio.get_running_loop(), self.states.append)
         self.outbox = self.beside(self.journal)
 
     def beside(self, journal: Journal) -> Outbox:
         """An outbox of another worker of the same machine."""
-        return Outbox(self.ledger, journal, self.records, self.directory, {"t"}, lambda refs, marks: self.marks.append(marks))  # type: ignore[arg-type]
+        return Outbox(self.ledger, journal, self.records, self.directory, {"t"}, lambda refs, marks: self.marks.append(marks), self.on_late)  # type: ignore[arg-type]
+
+    def on_late(self, tree: str, spent: Spent, swept: Swept) -> None:
+        self.late.append((tree, spent.input_tokens, swept.tag))
 
     async def hold(self, *hold_ids: str) -> None:
         for hold_id in hold_ids:
@@ -217,6 +221,24 @@ async def test_marks_that_a_settlement_reached_are_told(stage: Stage) -> None:
     stage.settle("i", 20)
     await settle()
     assert stage.marks == [((0, 0),)]
+
+
+async def test_a_settlement_that_came_late_is_told(stage: Stage, tmp_path: Path) -> None:
+    """With what it spent and what the sweep told: at once, after a failure, and from what a dead worker left."""
+    await stage.hold("a", "b", "c", "d")
+    stage.clock.now_ms += 61_000
+    assert len(await stage.ledger.sweep(64)) == 4
+    stage.settle("a", 7)
+    stage.ledger.fails = {"b"}
+    stage.settle("b", 8)
+    stage.outbox.settle(Settlement("d", REFS, (9,), epoch="first"), None)  # the usage of which another line tells
+    await settle()
+    stage.ledger.fails = set()
+    await retry(stage)
+    line = journaling.encode(Settlement("c", REFS, (9,), epoch="first"), None, spent(9), "w0", 1)
+    (tmp_path / "w0-1-1.journal").write_bytes(line)
+    await stage.outbox.replay()
+    assert stage.late == [("t", 7, "tag"), ("t", 8, "tag"), ("t", 9, "tag")]
 
 
 # -- the records --------------------------------------------------------------------------------------------------------------------------

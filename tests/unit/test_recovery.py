@@ -216,7 +216,7 @@ class Worker:
         self.counters = counters
         self.ledger = SharedLedger(net)
         self.journal = Journal.open(net.directory / "journal", name)
-        self.outbox = Outbox(self.ledger, self.journal, net.records, str(net.directory / "journal"), counters, lambda *_: None)
+        self.outbox = Outbox(self.ledger, self.journal, net.records, str(net.directory / "journal"), counters, lambda *_: None, lambda *_: None)
         self.trip = Trip()
         self.epochs = iter(f"{name}-{n}" for n in range(1000))
         self.recovery = Recovery(

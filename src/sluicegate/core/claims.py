@@ -124,11 +124,15 @@ class Reply(msgspec.Struct, gc=False):
 
 
 class Settled(msgspec.Struct, gc=False):
-    """A ledger's answer to settle. late: the hold had expired, the charge was corrected. marks: (ref index, mark index) newly reached."""
+    """A ledger's answer to settle. late: the hold had expired, the charge was corrected; `expired` is what its sweep told of it.
+
+    marks: (ref index, mark index) newly reached.
+    """
 
     status: Literal["settled", "already", "late", "forced", "cancelled"]
     now_ms: int
     marks: tuple[tuple[int, int], ...] = ()
+    expired: "Swept | None" = None
 
 
 class Swept(msgspec.Struct, gc=False):

@@ -19,6 +19,27 @@ class Expired(msgspec.Struct):
     spent: Spent | None
 
 
+def correction(swept: Swept, actual: Spent, charge_seen: bool) -> Spent | None:
+    """What to add when a late settle has told the actual usage of a hold that was charged at its expiry: of each figure the higher one stands.
+
+    None if the expiry told no usage of this hold. Should what it told have been lost, no more is taken back than this request itself has used.
+    """
+    told = read(swept, charge_seen, actual.admitted_ms).spent
+    if told is None:
+        return None
+    return Spent(
+        actual.key_id,
+        actual.model,
+        actual.deployment,
+        actual.admitted_ms,
+        -min(actual.requests, told.requests),
+        -min(actual.attempts, told.attempts),
+        -min(actual.input_tokens, told.input_tokens),
+        -min(actual.output_tokens, told.output_tokens),
+        -min(actual.cost_nano_usd, told.cost_nano_usd),
+    )
+
+
 def tag(request_id: str, key_id: str, deployment: str, model: str, input_tokens: int) -> str:
     """Of the hold that tells what its attempt may have used."""
     return f"{request_id} {key_id} {deployment} {model} {input_tokens}"

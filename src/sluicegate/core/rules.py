@@ -216,11 +216,11 @@ def settle(book: Book, s: Settlement) -> Settled:
         return Settled("forced", now_ms, warn(book, s.refs))
     if hold is None or hold.state in MARKERS:
         return Settled("already", now_ms)
-    late = hold.state != "open"
+    expired = _swept(s.hold_id, hold) if hold.state != "open" else None
     _end(book, s.refs, s.hold_id, hold, actual)
     if s.mode == "force":  # sent again, it would charge an id that is unknown by then
         book.put_hold(tree, s.hold_id, Hold(1, "forced", 0, 0, "", []), now_ms + FORCED_KEPT_MS)
-    return Settled("late" if late else "cancelled" if s.mode == "cancel" else "settled", now_ms, warn(book, s.refs))
+    return Settled("late" if expired else "cancelled" if s.mode == "cancel" else "settled", now_ms, warn(book, s.refs), expired)
 
 
 def warn(book: Book, refs: RefSet) -> tuple[tuple[int, int], ...]:
@@ -268,15 +268,17 @@ def _charge_due(book: Book, tree: str, limit: int) -> tuple[Swept, ...]:
             book.drop_hold(tree, hold_id)
             continue
         hold.state = book.expired_state
-        charges = []
         for claim in hold.claims:
-            charge = charged(hold, claim)
             if claim.kind in ("w", "o"):
-                shift(book, claim, charge, -held(hold, claim))
-            charges.append((claim.key, charge))
+                shift(book, claim, charged(hold, claim), -held(hold, claim))
         book.put_hold(tree, hold_id, hold, book.now_ms + EXPIRED_KEPT_MS)
-        swept.append(Swept(hold_id, hold.tag, hold.g, hold.seen, tuple(charges)))
+        swept.append(_swept(hold_id, hold))
     return tuple(swept)
+
+
+def _swept(hold_id: str, hold: Hold) -> Swept:
+    """What is told of a hold that has expired."""
+    return Swept(hold_id, hold.tag, hold.g, hold.seen, tuple((claim.key, charged(hold, claim)) for claim in hold.claims))
 
 
 def _reopen(book: Book, hold: Hold) -> None:

@@ -90,7 +90,10 @@ class _Tree:
 
     def _read_settled(self, reply: list[Any]) -> Settled:
         reached = self._read(reply)
-        return Settled(SETTLED[reply[0]], reply[1], tuple(zip(reached[::2], reached[1::2], strict=True)) if reached else ())
+        if not reached:
+            return Settled(SETTLED[reply[0]], reply[1])
+        expired = read_swept(reached.pop()) if type(reached[-1]) is list else None
+        return Settled(SETTLED[reply[0]], reply[1], tuple(zip(reached[::2], reached[1::2], strict=True)), expired)
 
     def _read(self, reply: list[Any]) -> list[Any]:
         """What follows status, time and sequence."""

@@ -5,7 +5,8 @@
 -- ARGV  1 figures: as admit's
 --       2 marks (msgpack): for each counter a list of amounts
 --       3 request (msgpack): known, hold id, mode (settle, force, cancel), actual, actual ...
--- Returns {status, now_ms, seq, counter, mark, counter, mark ...}: the marks newly reached, both numbers from 0.
+-- Returns {status, now_ms, seq, counter, mark, counter, mark ...}: the marks newly reached, both numbers from 0; behind them, when late, what the sweep
+-- told of the hold: {id, tag, g, seen, key, amount, key, amount ...}.
 -- status: 0 settled, 1 already, 2 late, 3 forced, 4 cancelled; 5 lost, then why instead of seq.
 --@base
 --@counters
@@ -40,5 +41,13 @@ end
 local answer = {forced and 3 or hold[2] ~= 'o' and 2 or mode == 'cancel' and 4 or 0, now_ms, seq}
 if reached then
   --@reach
+end
+if answer[1] == 2 then
+  local expired = {id, hold[5], hold[3], hold[4]}
+  for at = 5, #hold - 1, 5 do
+    expired[#expired + 1] = hold[at + 1]
+    expired[#expired + 1] = (given_back(hold, at))
+  end
+  answer[#answer + 1] = expired
 end
 return answer
