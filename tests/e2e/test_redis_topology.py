@@ -6,6 +6,9 @@ tree is in doubt; nothing is counted twice or lost; one server that is away hold
 
 import asyncio
 import contextlib
+import os
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
@@ -17,6 +20,7 @@ import structlog
 from sluicegate.core.claims import RefSet, Settlement
 from sluicegate.ledger.contract import LedgerRecovering, LedgerUnavailable, TreeState
 from sluicegate.ledger.redis import RedisLedger
+from support_gateway import free_port
 from support_inloop import Bench, running
 from support_ledgers import Desk, use
 from support_redis import Cluster, Move, Watched, running_cluster, until, watched
@@ -386,6 +390,28 @@ async def test_a_gateway_serves_who_can_be_served(cluster: Cluster, tmp_path: Pa
         await bench.quiet()
         used = [(await bench.usage(f"sk-{name}"))[f"key {name} tokens/day"]["used"] for name in names]
         assert sum(used) == bench.total + served_beside
+
+
+@pytest.mark.parametrize("away", [False, True])
+def test_check_says_which_servers_there_are(cluster: Cluster, tmp_path: Path, away: bool) -> None:
+    """And which tenants' limits each of them keeps; where nobody answers, it says so as a warning."""
+    names = [cluster.tree_at(master, "checked") for master in cluster.masters]
+    keys = "".join(f"\n  {name}: {{keys: [{{name: k, sha256: {'a' * 63}{i}, limits: [$1/day]}}]}}" for i, name in enumerate(names))
+    at = f"127.0.0.1:{free_port()}" if away else cluster.url.removeprefix("redis+cluster://")
+    models = "{chat: {deployments: [{provider: mock, model: m, price: {input: 1, output: 1}}]}}"
+    credential = ":secret@" if away else ""
+    text = f"ledger: redis+cluster://{credential}{at}\nproviders: {{mock: {{provider: mock}}}}\nmodels: {models}\ntenants:{keys}\n"
+    (tmp_path / "config.yaml").write_text(text)
+    command = [sys.executable, "-m", "sluicegate", "check", "config.yaml"]
+    checked = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "COLUMNS": "200"}, check=False)
+    assert checked.returncode == 0, checked.stderr
+    assert "secret" not in checked.stdout + checked.stderr
+    if away:
+        assert f"warning ledger: nobody says where the ledger is: redis://{at}/0: " in checked.stdout
+    else:
+        for name, master in zip(names, cluster.masters, strict=True):
+            [line] = [line for line in checked.stdout.splitlines() if f"redis://127.0.0.1:{master.port}/0" in line]
+            assert name in line
 
 
 # -- Sentinels ----------------------------------------------------------------------------------------------------------------------------

@@ -18,14 +18,23 @@ from sluicegate.core.claims import CounterView, HoldView
 from sluicegate.core.counters import name, of_key, shadow_room
 from sluicegate.core.limits import Unit, show_amount
 from sluicegate.core.tenants import Counter, Policy
+from sluicegate.ledger.address import Place
+from sluicegate.ledger.contract import LedgerUnavailable
+from sluicegate.seeding import counters_by_tree
 
 _KINDS = {"b": "refills", "s": "refills", "w": "window", "o": "in flight"}
 
 
 def check(file: Annotated[Path, typer.Argument(metavar="FILE")], env_file: EnvFile = None) -> None:
-    """Print what a configuration means: tenants, limits with window and next reset, models and deployments; and what looks wrong."""
-    for part in report(loaded(file, environment(env_file)), time.time_ns() // 1_000_000):
+    """Print what a configuration means: tenants, limits with window and next reset, models and deployments; and what looks wrong.
+
+    A ledger of several servers is asked which they are; no other connection is made.
+    """
+    found = loaded(file, environment(env_file))
+    for part in report(found, time.time_ns() // 1_000_000):
         console.print(part, highlight=False)
+    if found.config.ledger.partition("://")[0].endswith(("+cluster", "+sentinel")):
+        console.print(asyncio.run(_servers(found)), highlight=False)
 
 
 def show(config: ConfigFile = DEFAULT_CONFIG, env_file: EnvFile = None) -> None:
@@ -35,6 +44,25 @@ def show(config: ConfigFile = DEFAULT_CONFIG, env_file: EnvFile = None) -> None:
     known = {counter.key_prefix: counter for counter in _counters(found.policy)}
     console.print(_counter_table(counters, known) if counters else "no counters: nothing was used yet")
     console.print(_hold_table(holds, known, now_ms) if holds else "no holds: nothing is in flight")
+
+
+async def _servers(found: Loaded) -> Table | Text:
+    """The servers of the ledger that take writes, and the trees of this configuration that each of them keeps."""
+    from sluicegate.ledger.discovery import Discovery  # noqa: PLC0415  (redis-py, which nothing else here needs)
+
+    place = Place.parse(found.config.ledger)
+    discovery = Discovery(place, found.config.ledger_timeout_ms / 1000)
+    try:
+        servers = await discovery.find(())
+    except LedgerUnavailable as error:
+        return Text(f"warning ledger: {error}", style="yellow")
+    finally:
+        await discovery.close()
+    table = Table("server", "keeps the limits of", title=f"Ledger {place}", title_justify="left", title_style="bold", header_style="dim")
+    for master in servers.masters:
+        trees = sorted(tree for tree in counters_by_tree(found.policy) if servers.of(tree) == master)
+        table.add_row(Text(str(master)), Text(", ".join(trees) or "nobody"))
+    return table
 
 
 async def _read(found: Loaded) -> tuple[int, list[CounterView], list[HoldView]]:
