@@ -92,6 +92,7 @@ class Vandal:
     """Destroys parts of what ledgers of one backend keep, past them."""
 
     def __init__(self, backend: Backend, ledger: Ledger) -> None:
+        self._ledger = ledger
         self._memory = ledger._book if isinstance(ledger, MemoryLedger) else None
         self._sqlite = sqlite3.connect(backend.place, isolation_level=None) if backend.kind == "sqlite" else None
         self._redis: Any = None
@@ -106,12 +107,13 @@ class Vandal:
             self._redis.close()
 
     def everything(self) -> None:
-        if self._memory is not None:
+        if isinstance(self._ledger, MemoryLedger) and self._memory is not None:
+            self._ledger._tables.clear()
             self._memory.epochs = {tree: {} for tree in self._memory.epochs}
-            for kept in (self._memory.counters, self._memory.holds, self._memory.indexes):
-                kept.clear()
+            for kept in (self._memory.counters, self._memory.holds, self._memory.whole, self._memory.indexes):
+                kept.clear()  # type: ignore[attr-defined]
         if self._sqlite is not None:
-            for table in ("counters", "holds", "windows", "epochs"):
+            for table in ("counters", "holds", "windows", "epochs", "learned"):
                 self._sqlite.execute(f"DELETE FROM {table}")
         if self._redis is not None:
             self._redis.flushdb()
@@ -135,6 +137,7 @@ class Vandal:
     def holds(self, tree: str = "t") -> None:
         if self._memory is not None:
             self._memory.holds.pop(tree, None)
+            self._memory.whole.discard(tree)
         if self._sqlite is not None:
             self._sqlite.execute("DELETE FROM holds WHERE tree = ?", (tree,))
         if self._redis is not None:

@@ -44,6 +44,7 @@ class MemoryBook:
         self.expired_state = expired_state
         self.counters: dict[str, tuple[Kind, State, int]] = {}  # kind, state, expiry (0: never)
         self.holds: dict[str, dict[str, tuple[Hold, int]]] = {}  # by tree, then id: record, expiry
+        self.whole: set[str] = set()  # trees whose records are all there
         self.indexes: dict[str, dict[str, int]] = {}  # by tree: windows by key, with their expiry; "" is always in one that is whole
         self.epochs: dict[str, dict[str, int]] = {}  # by tree, then epoch: sequence
         self._expiries: dict[str, list[tuple[int, str]]] = {}  # by tree: a heap; an entry that its hold no longer agrees with is stale
@@ -104,11 +105,12 @@ class MemoryBook:
             self.indexes[tree] = {key: expires_ms for key, expires_ms in self.indexes[tree].items() if not 0 < expires_ms <= self.now_ms}
 
     def holds_lost(self, tree: str) -> bool:
-        return tree in self.epochs and tree not in self.holds
+        return tree in self.epochs and tree not in self.whole
 
     def clear(self, tree: str) -> None:
         self.counters = {key: entry for key, entry in self.counters.items() if not key.startswith(prefix(tree))}
         self.holds[tree], self._expiries[tree], self.indexes[tree], self.epochs[tree] = {}, [], {"": 0}, {}
+        self.whole.add(tree)
 
     def forget(self) -> None:
         """Frees what has expired, and heap entries that no hold agrees with."""
