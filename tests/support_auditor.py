@@ -1,14 +1,14 @@
 """An auditor for simulations: it keeps its own books from what was asked and answered, shares no code with core/rules.py, and checks the ledger.
 
 For each window it knows what each hold holds and what each ended hold was charged; for each bucket it keeps an exact level as a fraction; for each
-sliding window every event. A difference, a broken bound or a hold that ends twice is an AssertionError.
+sliding window every event. A difference, a broken bound, a hold that ends twice or a mark told twice is an AssertionError.
 """
 
 from collections import defaultdict
 from fractions import Fraction
 from math import ceil
 
-from sluicegate.core.claims import Admission, Extension, Ref, Reply, Settlement, Swept
+from sluicegate.core.claims import Admission, Announcement, Extension, Ref, RefSet, Reply, Seed, Settled, Settlement, Swept
 
 GRACE_MS = 3_600_000
 
@@ -50,6 +50,12 @@ class Level:
         self._set(self.deficit - Fraction((now_ms - self.at_ms) * ref.gain, ref.per_ms), now_ms)
         self.at_ms = now_ms
 
+    def restart(self, ref: Ref, now_ms: int) -> None:
+        """Seeded with a whole number."""
+        self.refill(ref, now_ms)
+        self._set(Fraction(ceil(self.deficit)), now_ms)
+        self.full_ms = now_ms
+
     def _set(self, deficit: Fraction, now_ms: int) -> None:
         self.deficit = max(Fraction(0), deficit)
         if deficit <= 0:
@@ -68,6 +74,7 @@ class Auditor:
         self.levels: dict[str, Level] = defaultdict(Level)
         self.slices: dict[str, dict[int, int]] = defaultdict(lambda: defaultdict(int))
         self.ends: dict[str, list[str]] = defaultdict(list)
+        self.told: dict[str, set[int]] = defaultdict(set)  # marks
 
     # -- what happened --------------------------------------------------------------------------------------------------------------------
 
@@ -82,13 +89,10 @@ class Auditor:
         if a.replacing and self.entries[a.replacing].state != "ended":
             self._end(a.replacing, dict.fromkeys(self.entries[a.replacing].refs, 0), reply.now_ms, "replaced")
         entry = self.entries[a.hold_id] = Entry(a, reply.g, reply.now_ms)
-        for key, ref in entry.refs.items():
-            if ref.kind == "b":
-                self.levels[key].move(ref, reply.now_ms, entry.at(key, entry.g))
-                assert self.levels[key].deficit <= ref.ceiling, f"{key} admitted beyond its capacity"
-            elif ref.kind == "s":
-                self.slices[key][reply.now_ms // ref.per_ms] += entry.at(key, entry.g)
-                assert self._sum(ref, reply.now_ms) <= ref.ceiling, f"{key} admitted beyond its amount"
+        for (key, ref), state in zip(entry.refs.items(), reply.states, strict=True):
+            self._take(entry, key, reply.now_ms)
+            taken = {"b": self.levels[key].deficit, "s": self._sum(ref, reply.now_ms)}.get(ref.kind, sum(state))
+            assert not entry.at(key, entry.g) or taken <= ref.ceiling - ref.reserved, f"{key} admitted beyond what it may"
 
     def extended(self, e: Extension, reply: Reply) -> None:
         entry = self.entries.get(e.hold_id)
@@ -107,18 +111,35 @@ class Auditor:
             if self.entries[hold_id].state == "expired":
                 self._reopen(self.entries[hold_id])
 
-    def settled(self, s: Settlement, status: str, now_ms: int) -> None:
+    def settled(self, s: Settlement, reply: Settled) -> None:
+        status, now_ms = reply.status, reply.now_ms
         entry = self.entries.get(s.hold_id)
         actual = {ref.key: 0 if s.mode == "cancel" else n for ref, n in zip(s.refs.refs, s.actual, strict=True)}
         if entry is None and s.mode == "force":
             assert status == "forced"
             entry = self.entries[s.hold_id] = Entry(Admission(s.hold_id, s.refs, (0, 0) * len(actual), 0, 0, 0, 0, ""), 0, now_ms)
         elif entry is None or entry.state == "ended":
-            assert status == "already"
+            assert (status, reply.marks) == ("already", ())
             return
         else:
             assert status == ("late" if entry.state == "expired" else "cancelled" if s.mode == "cancel" else "settled")
-        self._end(s.hold_id, actual, now_ms, status)
+        for key in actual.keys() - entry.refs.keys():  # windows that were over when the hold was announced
+            self.used[key] += actual[key]
+            self.overruns[key] += actual[key]
+        self._end(s.hold_id, {key: actual[key] for key in entry.refs}, now_ms, status)
+        self.warned(s.refs, reply.marks, now_ms)
+
+    def warned(self, refs: RefSet, marks: tuple[tuple[int, int], ...], now_ms: int) -> None:
+        """Those that were reached, each once, and none left out."""
+        for i, mark in marks:
+            ref = refs.refs[i]
+            assert self.used[ref.key] >= ref.marks[mark], f"{ref.key} has not reached {ref.marks[mark]}"
+            assert mark not in self.told[ref.key], f"{ref.key} told {ref.marks[mark]} twice"
+            self.told[ref.key].add(mark)
+        for ref in refs.refs:
+            if ref.kind == "w" and not 0 < ref.end_ms + GRACE_MS * bool(ref.end_ms) <= now_ms:
+                reached = {mark for mark, at in enumerate(ref.marks) if self.used[ref.key] >= at}
+                assert reached <= self.told[ref.key], f"{ref.key} did not tell that it reached {reached - self.told[ref.key]}"
 
     def swept(self, swept: tuple[Swept, ...] | list[Swept]) -> None:
         for found in swept:
@@ -132,12 +153,45 @@ class Auditor:
                     self.used[key] += charged
                     self.overruns[key] += max(0, charged - entry.at(key, entry.g))
 
+    def seeds(self, refs: list[Ref], alive: set[str], now_ms: int) -> list[Seed]:
+        """The state of the tree is lost: what the records know of these counters. Holds whose worker is not alive are lost with it."""
+        for hold_id, entry in self.entries.items():
+            if hold_id in alive:
+                self._reopen(entry)
+            elif entry.state != "ended":
+                entry.state = "ended"
+                self.ends[hold_id].append("lost")
+        self.told.clear()
+        found = []
+        for ref in refs:
+            level, slices = self.levels[ref.key], self.slices[ref.key]
+            if ref.kind == "b":
+                level.restart(ref, now_ms)
+            used = int(level.deficit) if ref.kind == "b" else self.used[ref.key]
+            found.append(Seed(ref, used, {slot: n for slot, n in slices.items() if n > 0} if ref.kind == "s" else {}))
+        return found
+
+    def announced(self, a: Announcement, now_ms: int) -> None:
+        entry = self.entries[a.hold_id]
+        entry.admitted_ms = now_ms
+        for key, ref in list(entry.refs.items()):
+            if ref.kind == "w" and 0 < ref.end_ms <= now_ms:
+                del entry.refs[key]
+                continue
+            self._take(entry, key, now_ms)
+            self.levels[key].debts += entry.at(key, entry.g)
+
+    def seeded(self, refs: list[Ref]) -> None:
+        """All holds have been announced: what stands above the ceilings now is an overrun."""
+        for ref in refs:
+            self.overruns[ref.key] = max(0, self.used[ref.key] + self._held(ref.key) - self.ceilings[ref.key])
+
     # -- what must hold -------------------------------------------------------------------------------------------------------------------
 
     def check(self, ref: Ref, state: tuple[int, int], now_ms: int) -> None:
         """A counter as the ledger shows it, against the books and the bounds."""
         if ref.kind in ("w", "o"):
-            held = sum(entry.at(ref.key, entry.g) for entry in self.entries.values() if entry.state == "open" and ref.key in entry.refs)
+            held = self._held(ref.key)
             assert state == (self.used[ref.key], held), f"{ref.key}: ledger {state}, books {(self.used[ref.key], held)}"
             assert min(state) >= 0
             assert sum(state) <= self.ceilings[ref.key] + self.overruns[ref.key], f"{ref.key} is overspent: {state}"
@@ -155,6 +209,16 @@ class Auditor:
         assert {hold_id for hold_id, entry in self.entries.items() if entry.state != "ended"} == set()
 
     # -- books ----------------------------------------------------------------------------------------------------------------------------
+
+    def _held(self, key: str) -> int:
+        return sum(entry.at(key, entry.g) for entry in self.entries.values() if entry.state == "open" and key in entry.refs)
+
+    def _take(self, entry: Entry, key: str, now_ms: int) -> None:
+        ref, taken = entry.refs[key], entry.at(key, entry.g)
+        if ref.kind == "b":
+            self.levels[key].move(ref, now_ms, taken)
+        elif ref.kind == "s":
+            self.slices[key][now_ms // ref.per_ms] += taken
 
     def _reopen(self, entry: Entry) -> None:
         if entry.state != "expired":
