@@ -11,7 +11,7 @@ import msgspec
 import pytest
 import redis as redis_client
 
-from sluicegate.core.claims import Admission, Extension, Ref, RefSet, Reply, Settlement, Swept
+from sluicegate.core.claims import Admission, Extension, Ref, RefSet, Reply, Seed, Settlement, Swept
 from sluicegate.ledger.contract import GENERATION_MS, LedgerRecovering, TreeState
 from sluicegate.ledger.link import Command
 from sluicegate.ledger.redis import RedisLedger
@@ -79,7 +79,14 @@ REFS = (
 def test_scripts_are_constants_that_say_what_they_take() -> None:
     """The first line names flags, comments name keys, arguments and returns, and the shared steps stand in between."""
     scripts = load_scripts()
-    assert {verb for verb, script in scripts.items() if b"allow-oom" in script.text.split(b"\n")[0]} == {"settle", "renew", "sweep", "warn", "fill"}
+    assert {verb for verb, script in scripts.items() if b"allow-oom" in script.text.split(b"\n")[0]} == {
+        "settle",
+        "renew",
+        "sweep",
+        "warn",
+        "fill",
+        "announce",
+    }
     for verb, script in scripts.items():
         assert script.text.startswith(b"#!lua")
         for word in (f"-- {verb}: ", "-- KEYS  ", "-- ARGV  ", "-- Returns "):
@@ -245,6 +252,57 @@ async def test_every_counter_that_ends_expires(desk: Desk, store: redis_client.R
     forced = desk.refs(desk.window(1000, "forced", now_ms - 1000, now_ms + 60_000))
     await desk.settle(forced, 5, hold_id="unknown", mode="force")
     assert expiry_ms(forced.refs[0]) == now_ms + 60_000 + HOUR_MS
+
+
+async def test_the_index_keeps_windows_as_long_as_their_counters(desk: Desk, store: redis_client.Redis) -> None:
+    """By whatever verb they were made; a sweep takes out what has expired."""
+    now_ms = desk.ledger.now_ms()
+    day = {name: desk.window(1000, name, now_ms - 1000, now_ms + 60_000) for name in ("admitted", "forced", "announced", "filled")}
+    for_ever = desk.window(1000, "lifetime")
+    long_over = desk.window(1000, "over", 1, now_ms - HOUR_MS + 100)
+    await desk.admit(desk.refs(day["admitted"], for_ever, desk.bucket(9), desk.sliding(9), desk.concurrent(9)), 1, 0, 1, 0, 1, 0, 1, 0, 1, 0)
+    await desk.settle(desk.refs(day["forced"], long_over), 1, 1, hold_id="forced", mode="force")
+    await desk.announce(desk.refs(day["announced"]), 1, 0, hold_id="announced")
+    await desk.ledger.fill("t", [Seed(day["filled"], used=1)])
+    expiries = dict(store.zrange("sg1:{t}:counters", 0, -1, withscores=True))
+    day_expiries = {ref.key.encode(): now_ms + 60_000 + HOUR_MS for ref in day.values()}
+    over = {long_over.key.encode(): now_ms + 100}
+    assert expiries == {b"": float("inf"), for_ever.key.encode(): 2**52} | day_expiries | over
+    assert {int(store.execute_command("PEXPIRETIME", ref.key)) for ref in day.values()} == set(day_expiries.values())
+    await asyncio.sleep(0.15)
+    await desk.ledger.sweep(64)
+    assert dict(store.zrange("sg1:{t}:counters", 0, -1, withscores=True)) == {key: at for key, at in expiries.items() if key not in over}
+
+
+async def test_a_counter_says_what_it_is(desk: Desk, store: redis_client.Redis) -> None:
+    """Named fields that whoever is called at night can read: marks as bits, when a bucket was last full."""
+    refs = desk.refs(desk.window(1000, marks=(5, 7, 1000)), desk.bucket(1000), desk.concurrent(9))
+    await desk.admit(refs, 1, 0, 10, 0, 1, 0)
+    await desk.settle(refs, 7, 10, 1, hold_id="other", mode="force")
+    window, bucket, concurrent = (store.hgetall(ref.key) for ref in refs.refs)
+    assert window == {b"u": b"7", b"h": b"1", b"m": b"3"}
+    assert (bucket[b"d"], bucket[b"r"].isdigit(), concurrent) == (b"20", True, {b"h": b"1"})
+    assert int(bucket[b"f"]) <= int(bucket[b"t"]) <= desk.ledger.now_ms()
+    assert msgspec.msgpack.decode(store.hget("sg1:{t}:holds", "h"))[14] == int(bucket[b"f"])
+
+
+async def test_a_counter_that_only_watches_expires(desk: Desk, store: redis_client.Redis) -> None:
+    """Whatever its ceiling is: by its window, or when what it counts has refilled."""
+    now_ms, large = desk.ledger.now_ms(), 2**52
+    refs = desk.refs(desk.window(large, "w", now_ms - 1000, now_ms + 60_000), desk.bucket(large, per_ms=50), desk.sliding(large, slice_ms=1000))
+    await desk.admit(refs, 10, 0, 20, 0, 10, 0)
+    for ref, after_ms in zip(refs.refs, (60_000 + HOUR_MS, 1000, 61_000), strict=True):
+        assert after_ms - 1500 <= int(store.execute_command("PEXPIRETIME", ref.key)) - now_ms <= after_ms + 1500
+
+
+async def test_seeding_leaves_what_is_not_of_the_tree(desk: Desk, store: redis_client.Redis) -> None:
+    """Other trees, tables that workers share, whatever else is in that database."""
+    await desk.ledger.learned({"p95": {"7": 3}})
+    store.set("somebody else's", 1)
+    others = set(store.keys()) - {b"sg1:{t}:holds", b"sg1:{t}:counters", b"sg1:{t}:e:first"}
+    await desk.settle(desk.refs(desk.window(100)), 1, mode="force")
+    assert await desk.ledger.seed("t", "second", ()) == 1
+    assert set(store.keys()) == others | {b"sg1:{t}:holds", b"sg1:{t}:counters", b"sg1:{t}:e:second"}
 
 
 async def test_a_debt_beyond_all_time_does_not_break_a_settle(desk: Desk, store: redis_client.Redis) -> None:

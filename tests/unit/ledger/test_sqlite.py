@@ -10,7 +10,7 @@ import pytest
 
 from sluicegate.core.claims import Admission, Settlement
 from sluicegate.ledger import sqlite, sqlite_rows
-from sluicegate.ledger.contract import LedgerUnavailable, TreeState
+from sluicegate.ledger.contract import LedgerRecovering, LedgerUnavailable, TreeState
 from sluicegate.ledger.sqlite import SqliteLedger
 from support_ledgers import Clock, Desk, use
 
@@ -174,6 +174,75 @@ async def test_a_row_that_is_not_ours_fails_its_call_alone(desk: Desk, ledger: S
     with pytest.raises(LedgerUnavailable, match=r"ledger\.db"):
         await bad
     assert (await good).status == "granted"
+
+
+async def test_a_file_of_the_version_before_is_brought_up_to_date(tmp_path: Path) -> None:
+    """Its counters and holds are those of no epoch: what they were worth is for the seeding to say. Other workers may open it at the same time."""
+    path = tmp_path / "ledger.db"
+    connection = sqlite3.connect(path)
+    for statement in sqlite_rows.SCHEMA[: sqlite_rows.AS_OF_VERSION_2]:
+        connection.execute(statement)
+    connection.execute("INSERT INTO counters VALUES (?, 'b', '[5,0,1]', 0)", (Desk.key(Desk(None), "b"),))  # type: ignore[arg-type]
+    connection.execute("PRAGMA user_version = 1")
+    connection.commit()
+    connection.close()
+    ledgers = [SqliteLedger(str(path)) for _ in range(2)]
+    for ledger in ledgers:
+        await ledger.open()
+        assert await ledger.seq("t", "first") == 0
+    await use(ledgers[0], "t")
+    desk = Desk(ledgers[0])
+    assert (await desk.admit(desk.refs(desk.bucket(100)), 100, 0)).status == "granted"
+    assert await ledgers[1].seq("t", "first") == 2
+    for ledger in ledgers:
+        await ledger.close()
+    assert sqlite_rows.SCHEMA_VERSION == 2
+
+
+async def test_the_run_of_the_machine_is_the_incarnation_of_a_file(tmp_path: Path) -> None:
+    """With "normal" the last commits may be lost with the machine's power, so that another boot is a reason to look; with "full" nothing is."""
+    runs = {
+        (durability, boot): SqliteLedger(str(tmp_path / "ledger.db"), durability=durability, boot=lambda boot=boot: boot).incarnation("t")  # type: ignore[arg-type, misc]
+        for durability in ("normal", "full")
+        for boot in ("one", "two")
+    }
+    assert [runs["normal", boot] for boot in ("one", "two")] == ["one", "two"]
+    assert runs["full", "one"] == runs["full", "two"] != ""
+
+
+def test_where_a_system_tells_no_boot_it_is_always_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Workers of one machine must agree."""
+    assert sqlite.system_boot() == sqlite.system_boot() != ""
+    monkeypatch.setattr(sqlite, "BOOT_ID", tmp_path / "missing")
+    assert sqlite.system_boot() == "unknown"
+
+
+async def test_an_epoch_that_is_lost_is_not_undone(desk: Desk, ledger: SqliteLedger) -> None:
+    """It ends in the same transaction in which calls of other trees do their work."""
+    await use(ledger, "other")
+    other = Desk(ledger, "other")
+    connection = sqlite3.connect(ledger.path)
+    connection.execute("UPDATE epochs SET seq = 0 WHERE tree = 't'")
+    connection.commit()
+    connection.close()
+    lost, works = desk.admit(desk.refs(desk.window(100)), 1, 0), other.admit(other.refs(other.window(100)), 1, 0)
+    with pytest.raises(LedgerRecovering):
+        await lost
+    assert (await works).status == "granted"
+    assert rows(ledger.path, "epochs") == [("other", "first", 2)]
+
+
+async def test_an_expired_window_leaves_the_index_with_its_counter(desk: Desk, ledger: SqliteLedger, clock: Clock) -> None:
+    """A clock that is put back must not find it expected and missing."""
+    now = clock.now_ms
+    refs = desk.refs(desk.window(100, "w", now, now + 1000))
+    await desk.admit(refs, 1, 0)
+    clock.now_ms += 2 * 3_600_000
+    await ledger.tidy()
+    assert [row[1] for row in rows(ledger.path, "windows")] == [""]
+    assert rows(ledger.path, "counters") == []
+    clock.now_ms = now
+    assert (await desk.admit(refs, 1, 0, hold_id="new")).status == "granted"
 
 
 # -- transactions -------------------------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-#!lua
+#!lua flags=allow-oom
 -- announce: takes up an open hold, whatever the ceilings say, unless its id is known. Windows that are over are left out.
 --
 -- KEYS  1 holds, 2 expiries, 3 index, 4 epoch, 5.. counters
