@@ -250,8 +250,8 @@ def page_table(found: Sequence[Admitted], costs: Sequence[Latency], machine: dic
         lines.append(f"| {words} | " + " | ".join(cells) + " |")
     lines += [
         "",
-        f"{REPLICAS} replicas, a limit of {LIMIT:,} tokens, {CLIENTS} clients, at most {MAX_TOKENS} tokens an answer, {TOKENS_EACH} a call on average;",
-        f"{PROBES} small calls for each latency. Clients, gateways, ledger and mock shared one machine: {machine['cores']} cores, {machine['system']},",
+        f"{REPLICAS} replicas, a limit of {LIMIT:,} tokens, {CLIENTS} clients, at most {MAX_TOKENS} tokens an answer, {TOKENS_EACH} each on average;",
+        f"{PROBES} small calls for each latency. Clients, gateways, ledger and mock shared a machine: {machine['cores']} cores, {machine['system']},",
         f"Python {machine['python']}. Sixteen calls at once keep it busy, so that each also waits for the others.",
     ]
     return "\n".join(lines)
