@@ -58,9 +58,7 @@ def advance(book: Book, tree: str, epoch: str, known: int) -> int:
     return seq
 
 
-def guarded(
-    book: Book, tree: str, epoch: str, known: int, verb: Callable[[Book, Argument], Answer], argument: Argument
-) -> tuple[int, Answer | Lost]:
+def guarded(book: Book, tree: str, epoch: str, known: int, verb: Callable[[Book, Argument], Answer], argument: Argument) -> tuple[int, Answer | Lost]:
     """Runs a verb that writes, within an epoch. Returns the epoch's sequence and the answer; 0 and why if the state is lost."""
     seq = advance(book, tree, epoch, known)
     if not seq:

@@ -184,9 +184,7 @@ class MemoryLedger(Trees):
     async def show(self) -> tuple[list[CounterView], list[HoldView]]:
         book = self._now()
         counters = [counter_view(key, kind, state) for key, (kind, state, _) in book.counters.items() if book.counter(key) is not None]
-        holds = [
-            hold_view(hold_id, hold, expires_ms) for tree in book.holds.values() for hold_id, (hold, expires_ms) in tree.items()
-        ]
+        holds = [hold_view(hold_id, hold, expires_ms) for tree in book.holds.values() for hold_id, (hold, expires_ms) in tree.items()]
         return counters, holds
 
     def incarnation(self, tree: str) -> str:

@@ -22,7 +22,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import msgspec
 
 from sluicegate.core import rules
-from sluicegate.core.book import Book, Lost
+from sluicegate.core.book import Book
 from sluicegate.core.claims import Admission, Announcement, CounterView, Extension, HoldView, RefSet, Reply, Seed, Settled, Settlement, Swept
 from sluicegate.ledger import sqlite_rows
 from sluicegate.ledger.contract import GENERATION_MS, LedgerRecovering, LedgerUnavailable, TreeState
@@ -253,8 +253,7 @@ class SqliteLedger(Trees):
         """Hands out results, or decides who fails and who is tried again, and when."""
         pause_s = 0.0
         if isinstance(outcome, list):
-            for call, result in zip(batch, outcome, strict=True):
-                self._resolve(call, result)
+            self._hand_out(batch, outcome)
         elif isinstance(outcome, CallFailed):  # the others did nothing wrong
             self._fail(batch.pop(outcome.index), outcome.error)
             self._queue.extendleft(reversed(batch))
@@ -276,16 +275,18 @@ class SqliteLedger(Trees):
         else:
             loop.call_soon(self._turn, loop)
 
-    def _resolve(self, call: Call, result: Any) -> None:
-        if call.state is not None:
-            seq, result = result
-            if isinstance(result, Lost):
-                self.found += result.swept
-                self._fail(call, self.doubt(call.tree, call.state.epoch, str(result)))
-                return
-            call.state.seq = max(call.state.seq, seq)
-        if not call.future.done():
-            call.future.set_result(result)
+    def _hand_out(self, batch: list[Call], results: list[Any]) -> None:
+        for call, result in zip(batch, results, strict=True):
+            state, answer = call.state, result
+            if state is not None:
+                seq, answer = result
+                if not seq:
+                    self.found += answer.swept
+                    self._fail(call, self.doubt(call.tree, state.epoch, str(answer)))
+                    continue
+                state.seq = seq  # calls were done in the order in which they were made
+            if not call.future.done():
+                call.future.set_result(answer)
 
     def _fail(self, call: Call, error: BaseException) -> None:
         if isinstance(error, sqlite3.Error | OSError | msgspec.MsgspecError):  # the last: a row that is not ours

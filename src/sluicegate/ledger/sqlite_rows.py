@@ -32,13 +32,9 @@ SCHEMA = (
 )
 AS_OF_VERSION_2 = 4  # statements before those
 PUT_COUNTER = (
-    "INSERT INTO counters VALUES (?, ?, CAST(? AS TEXT), ?) "
-    "ON CONFLICT DO UPDATE SET state = excluded.state, expires_ms = excluded.expires_ms"
+    "INSERT INTO counters VALUES (?, ?, CAST(? AS TEXT), ?) ON CONFLICT DO UPDATE SET state = excluded.state, expires_ms = excluded.expires_ms"
 )
-PUT_HOLD = (
-    "INSERT INTO holds VALUES (?, ?, CAST(? AS TEXT), ?) "
-    "ON CONFLICT DO UPDATE SET record = excluded.record, expires_ms = excluded.expires_ms"
-)
+PUT_HOLD = "INSERT INTO holds VALUES (?, ?, CAST(? AS TEXT), ?) ON CONFLICT DO UPDATE SET record = excluded.record, expires_ms = excluded.expires_ms"
 CACHED_ROWS = 20_000
 NEVER_MS = 2**62
 DUE_AT_ONCE = 256  # due holds that one transaction looks up per tree
@@ -106,10 +102,10 @@ class Rows:
         self._data_version = -1
         self._counters: dict[str, tuple[Kind, book.Counter, int]] = {}  # kind, state, expiry (0: never)
         self._holds: dict[tuple[str, str], tuple[book.Hold, int] | None] = {}  # record, expiry; None: not there
-        self._epochs: dict[tuple[str, str], int] = {}
+        self._epochs: dict[str, dict[str, int]] = {}  # by tree, then epoch: sequence; 0: not there
         self._changed_counters: set[str] = set()
         self._changed_holds: set[tuple[str, str]] = set()
-        self._changed_epochs: set[tuple[str, str]] = set()
+        self._changed_epochs: set[str] = set()  # trees
         self._due: dict[str, Iterator[str]] = {}
 
     def begin(self, now_ms: int) -> None:
@@ -179,15 +175,16 @@ class Rows:
         return found
 
     def sequence(self, tree: str, epoch: str) -> int:
-        seq = self._epochs.get((tree, epoch))
-        if seq is None:
-            row = self._cursor.execute("SELECT seq FROM epochs WHERE tree = ? AND epoch = ?", (tree, epoch)).fetchone()
-            seq = self._epochs[tree, epoch] = row[0] if row else 0
-        return seq
+        epochs = self._epochs.get(tree)
+        if epochs is None:
+            found = self._cursor.execute("SELECT epoch, seq FROM epochs WHERE tree = ?", (tree,))
+            epochs = self._epochs[tree] = dict(found.fetchall())
+        return epochs.get(epoch, 0)
 
     def put_sequence(self, tree: str, epoch: str, seq: int) -> None:
-        self._epochs[tree, epoch] = seq
-        self._changed_epochs.add((tree, epoch))
+        """After `sequence`, or `clear`."""
+        self._epochs[tree][epoch] = seq
+        self._changed_epochs.add(tree)
 
     def index(self, tree: str, key: str, expires_ms: int) -> None:
         self._cursor.execute("REPLACE INTO windows VALUES (?, ?, ?)", (tree, key, expires_ms))
@@ -212,6 +209,7 @@ class Rows:
             cursor.execute(f"DELETE FROM {table} WHERE tree = ?", (tree,))
         cursor.execute("INSERT INTO holds VALUES (?, '', '', ?)", (tree, NEVER_MS))
         cursor.execute("INSERT INTO windows VALUES (?, '', 0)", (tree,))
+        self._epochs[tree] = {}
 
     # -- beyond the rules -----------------------------------------------------------------------------------------------------------------
 
@@ -234,7 +232,7 @@ class Rows:
     def flush(self) -> None:
         """Writes what has changed."""
         if self._changed_epochs:
-            changed = [(*key, self._epochs[key]) for key in self._changed_epochs]
+            changed = [(tree, epoch, seq) for tree in self._changed_epochs for epoch, seq in self._epochs[tree].items()]
             self._cursor.executemany("REPLACE INTO epochs VALUES (?, ?, ?)", changed)
             if not all(seq for *_, seq in changed):
                 self._cursor.execute("DELETE FROM epochs WHERE seq = 0")
