@@ -1,6 +1,6 @@
 """Plots of what bench/overshoot.py measured: overshoot and utilisation by concurrency, capped and extended beside the baseline.
 
-    python bench/plot.py bench/results/overshoot-2026-11-30.json     writes overshoot.svg and utilisation.svg beside it
+    python bench/plot.py bench/results/overshoot-2026-11-30.json     writes overshoot.svg and utilisation.svg beside it, prints a table for the docs
 
 Needs matplotlib (the dependency group `bench`).
 """
@@ -50,6 +50,25 @@ def figure(rows: Sequence[dict[str, Any]], field: str, label: str, file: Path, *
     canvas.savefig(file, format="svg", metadata={"Date": None})
 
 
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """All rows in Markdown. Dollars are micro-dollars there."""
+    lines = [
+        "| cell | mode | streams | overshoot, at most | used | ended early | refused as busy | ledger - truth | loop late, p99 |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        dollars = "overshoot_max_nano_usd" in row
+        suffix, unit, by = ("nano_usd", " µ$", 1000) if dollars else ("tokens", "", 1)
+        over, least, most = (row[f"{name}_{suffix}"] / by for name in ("overshoot_max", "ledger_minus_truth_min", "ledger_minus_truth_max"))
+        late = "void, " if row["void"] else ""
+        late += f"{row['loop_lag_p99_ms']:g} ms" if row["mode"] != "posthoc" else "-"
+        lines.append(
+            f"| {row['cell']} | {row['mode']} | {row['concurrency']} | {over:.0f}{unit} | {row['utilization_mean_pct']:.2f} %"
+            f" | {row['truncated_mean']:.1f} | {row['busy_mean']:.1f} | {least:.0f} to {most:.0f}{unit} | {late} |"
+        )
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("json", type=Path)
@@ -58,6 +77,7 @@ def main() -> None:
     home = options.json.parent
     pyplot.rcParams["svg.hashsalt"] = "sluicegate"  # the same figures give the same file
     figure(rows, "overshoot_max_tokens", "tokens beyond a budget of 20,000, at most", home / "overshoot.svg", limit=None)
+    print(table(rows))
     figure(rows, "utilization_mean_pct", "budget used, %", home / "utilisation.svg", limit=100.0)
 
 
