@@ -20,10 +20,11 @@ import structlog
 from sluicegate.core.claims import RefSet, Settlement
 from sluicegate.ledger.contract import LedgerRecovering, LedgerUnavailable, TreeState
 from sluicegate.ledger.redis import RedisLedger
+from sluicegate.ledger.topology import SLOTS
 from support_gateway import free_port
 from support_inloop import Bench, running
 from support_ledgers import Desk, use
-from support_redis import Cluster, Move, Watched, running_cluster, until, watched
+from support_redis import Cluster, Move, Server, Watched, redis_port, running_cluster, until, watched
 
 TIMEOUT_MS = 500
 
@@ -44,9 +45,9 @@ class Log:
 class Worker:
     """A ledger, and the part of a recovery that verifies: a tree in doubt is used again when its epoch is where it was or further."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, timeout_ms: int) -> None:
         self.log = Log()
-        self.ledger = RedisLedger(url, TIMEOUT_MS, log=self.log, jitter=lambda: 0.0)
+        self.ledger = RedisLedger(url, timeout_ms, log=self.log, jitter=lambda: 0.0)
         self.ledger.on_doubt = self._doubted
         self.doubts: dict[str, list[str]] = {}  # why, by tree
         self.verified: list[tuple[str, str]] = []  # tree, incarnation
@@ -85,8 +86,8 @@ class Worker:
 
 
 @contextlib.asynccontextmanager
-async def working(url: str, *trees: str) -> AsyncIterator[Worker]:
-    worker = Worker(url)
+async def working(url: str, *trees: str, timeout_ms: int = TIMEOUT_MS) -> AsyncIterator[Worker]:
+    worker = Worker(url, timeout_ms)
     try:
         await worker.ledger.open()
         await worker.use(*trees)
@@ -412,6 +413,36 @@ def test_check_says_which_servers_there_are(cluster: Cluster, tmp_path: Path, aw
         for name, master in zip(names, cluster.masters, strict=True):
             [line] = [line for line in checked.stdout.splitlines() if f"redis://127.0.0.1:{master.port}/0" in line]
             assert name in line
+
+
+async def test_a_cluster_with_tls_names_and_passwords(tmp_path: Path, certificates: Path) -> None:
+    """Its servers are entered by the names that it gives them, with the URL's credentials and authority; without them the reason is told."""
+    tls_port = redis_port()
+    own, authority = str(certificates / "localhost.pem"), str(certificates / "ca.pem")
+    files = ["--tls-cert-file", own, "--tls-key-file", own, "--tls-ca-cert-file", authority, "--tls-cluster", "yes", "--tls-auth-clients", "no"]
+    names = ["--cluster-announce-hostname", "localhost", "--cluster-preferred-endpoint-type", "hostname"]
+    server = Server(tmp_path, "--cluster-enabled", "yes", "--tls-port", str(tls_port), *files, *names)
+    try:
+        server.client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, SLOTS - 1)
+        server.client.execute_command("ACL", "SETUSER", "gate", "on", ">p@ss,word", "~sg1:*", "+@all")
+        server.client.execute_command("ACL", "SETUSER", "default", ">other")
+        server.client.auth("other")
+        await asyncio.to_thread(until, lambda: server.client.execute_command("CLUSTER INFO")["cluster_state"] == "ok", "the cluster does not come up")
+        at = f"localhost:{tls_port}"
+        async with working(f"rediss+cluster://gate:p%40ss%2Cword@{at}?ca_file={authority}", "t", timeout_ms=3000) as worker:
+            desk = worker.desk("t")
+            assert (await desk.admit(counters(desk), 1, 0, 1, 0, 1, 0)).status == "granted"
+            assert [str(node.address) for node in worker.ledger.topology.masters()] == [f"rediss://{at}/0"]
+        for url, why in (
+            (f"rediss+cluster://gate:p%40ss%2Cword@{at}", "CERTIFICATE_VERIFY_FAILED"),
+            (f"rediss+cluster://gate:wrong@{at}?ca_file={authority}", "invalid username-password pair"),
+        ):
+            with pytest.raises(LedgerUnavailable, match=why) as error:
+                async with working(url, timeout_ms=3000):
+                    pass
+            assert not any(secret in str(error.value) for secret in ("p@ss", "p%40ss", "wrong@"))
+    finally:
+        server.kill()
 
 
 # -- Sentinels ----------------------------------------------------------------------------------------------------------------------------
