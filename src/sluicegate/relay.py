@@ -34,6 +34,8 @@ End = Literal["open", "complete", "truncated", "died"]
 class Reader(Protocol):
     """A dialect's stream reader."""
 
+    ending: bytes  # what a client takes for the end of a stream
+
     @property
     def head(self) -> Any: ...  # what the dialect needs to write into the stream itself
     def feed(self, data: bytes) -> list[Event]: ...
@@ -190,7 +192,9 @@ class Relay:
                 self._pace.saw(self._meter.seen, self._clock())
             if not data and not self._done and self.ended == "open":
                 self._done = len(self.finishes) >= self._choices
-                if not self._done:
+                if self._done:
+                    self.tail = self.reader.ending  # which the upstream has left out
+                else:
                     self.ended = "died"
         self._advance()
 

@@ -164,7 +164,7 @@ async def test_case_112_no_done_after_complete_usage(tmp_path: Path, extend: boo
     async with scripted(saying(*pieces)) as port, running(tmp_path, upstream=port, limits=LIMITS, extend=extend) as bench:
         bench.truth = (50, 333)
         answer = await bench.chat(stream=True, max_tokens=400)
-        assert (answer.clean, answer.finishes, await charged(bench)) == (True, {0: "stop"}, (50, 333, "reported"))
+        assert (answer.clean, answer.done, answer.finishes, await charged(bench)) == (True, True, {0: "stop"}, (50, 333, "reported"))
 
 
 @pytest.mark.parametrize("usage", ["normal", "none", "null", "cumulative"])

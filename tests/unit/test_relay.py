@@ -205,12 +205,12 @@ async def test_unreadable_events_are_left_out_and_counted() -> None:
 
 
 async def test_a_finish_without_done_is_an_end() -> None:
-    """Some servers just close after the finish reason and the usage: case 112."""
+    """Some servers just close after the finish reason and the usage: case 112. The client is told its `[DONE]`, for which some wait."""
     stage = Stage()
     await stage.feed(text(3) + STOP + sse(usage_chunk(50, 333)))
     stage.call.end()
     relay = await stage.ended()
-    assert (relay.ended, relay.tail) == ("complete", b"")
+    assert (relay.ended, relay.tail) == ("complete", DONE)
 
 
 async def test_done_without_a_finish_is_an_end() -> None:

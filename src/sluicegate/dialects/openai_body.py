@@ -154,7 +154,7 @@ def _tolerated_choice(loose: dict[str, Any], place: int) -> _Choice:
     return _Choice(
         int_or(index, place),
         delta=_tolerated_output(output) if isinstance(output, dict) else None,
-        finish_reason=finish if isinstance(finish, str) else None,
+        finish_reason=text_of(finish) or None,
         error=loose.get("error"),
     )
 
@@ -195,7 +195,10 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 def text_of(value: Any) -> str:
-    return value if isinstance(value, str) else ""
+    """A text that can be sent and written down: half a surrogate pair, which JSON can have, cannot."""
+    if not isinstance(value, str) or value.isascii():
+        return value if isinstance(value, str) else ""
+    return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def int_or(value: Any, default: int) -> int:
@@ -270,7 +273,7 @@ def failure_in(error: Any) -> Failure | None:
     if isinstance(error, list) and error:
         error = error[0]["error"] if isinstance(error[0], dict) and "error" in error[0] else None
     if isinstance(error, str) and error:
-        return Failure(None, "", "", error)
+        return Failure(None, "", "", text_of(error))
     if not isinstance(error, dict) or not error:
         return None
     message = error.get("message")
@@ -280,7 +283,7 @@ def failure_in(error: Any) -> Failure | None:
     status = _status(error.get("status")) or _status(code)
     named = text_of(code) or (str(code) if int_or(code, 0) else "")
     param = error.get("param")
-    return Failure(status, named, text_of(error.get("type")), message or "", param if isinstance(param, str) else None)
+    return Failure(status, named, text_of(error.get("type")), text_of(message), text_of(param) if isinstance(param, str) else None)
 
 
 def _status(value: Any) -> int | None:

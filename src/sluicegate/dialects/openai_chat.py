@@ -63,6 +63,7 @@ class StreamReader:
     """Reads one streamed answer. An event without data, or of `data: null`, is left out: it would break clients and says nothing."""
 
     __slots__ = ("_last", "_reader")
+    ending = _DONE
 
     def __init__(self) -> None:
         self._reader = Reader()

@@ -394,6 +394,22 @@ def test_readers_never_raise(value: Any) -> None:
     assert isinstance(reader.head.id, str)
 
 
+@pytest.mark.parametrize("text", ["\ud83d", "a\udc00\ud800b", "\ud83d\ude00", "\x00\u2028"])
+def test_what_is_passed_on_can_be_written(text: str) -> None:
+    """Half a surrogate pair in an error, a finish reason or an id is no character: what is told or written down has another in its place."""
+    fields = {name: text for name in ("message", "type", "code", "param")}
+    for body in ({"error": fields}, {"error": text}, {"error": {"message": [text]}}, {"detail": text}, [{"error": fields}]):
+        failure = read_answer(json.dumps(body).encode()).failure
+        assert failure is not None
+        assert json.loads(write_error(400, failure.message, failure.type, failure.param, failure.code))["error"]["message"]
+    reader = StreamReader()
+    last = {"id": text, "model": text, "created": 10**30, "choices": [{"delta": {"content": text}, "finish_reason": text}]}
+    (event,) = reader.feed(b"data: " + json.dumps(last).encode() + b"\n\n")
+    assert write_truncation(reader.head, [0], "budget", None)
+    assert event.deltas == [Delta(0, text)]
+    assert [reason.encode() for _, reason in event.finishes]
+
+
 @given(st.binary(max_size=200))
 def test_any_bytes(data: bytes) -> None:
     """Nor do bytes that are nothing raise."""
