@@ -174,7 +174,8 @@ class Recovery:
         return self._clock() - max(since, default=self._clock())
 
     async def leave(self) -> None:
-        """Nobody has to wait for this worker any more."""
+        """At the end: what this worker has seen is published, and nobody has to wait for it any more."""
+        await self._beat()
         await self._records.leave(self._worker)
 
     async def _round(self) -> bool:
@@ -213,7 +214,7 @@ class Recovery:
         """Stops using a tree that others have given up, or have gone on with."""
         if row.status == "lost" and row.tree in self._counters:
             self._leave(row.tree)
-            self._change(row.tree, "lost", "another worker has found it so")
+            self._change(row.tree, "lost" if row.epoch else "new", "another worker has found it so")
         elif self._is_behind(row):
             self._leave(row.tree)
             self._change(row.tree, "doubt", "the other workers have gone on")
@@ -284,7 +285,7 @@ class Recovery:
         """Takes a step other than to adopt. Whether there was one to take."""
         if step == "declare_lost":
             await self._records.declare_lost(tree, row.epoch if row is not None else "")
-            self._change(tree, "lost", why)
+            self._change(tree, "lost" if row is not None else "new", why)
         elif row is None or step in ("none", "wait"):
             return False
         elif step == "seed":
@@ -425,5 +426,5 @@ class Recovery:
         before = self._status.get(tree, "unknown")
         if before != to:
             self._status[tree] = to
-            say = log.info if (before, to) == ("unknown", "open") else log.warning
+            say = log.warning if to in ("doubt", "lost") else log.info
             say("tree state", tree=tree, **{"from": before, "to": to, "reason": why})

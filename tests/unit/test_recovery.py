@@ -520,6 +520,21 @@ async def test_a_start_adopts_what_is_there(net: Net) -> None:
     assert (await net.used(), [row.worker for row in await net.records.workers()]) == ((300, 0), ["later"])
 
 
+async def test_a_copy_from_before_the_end_of_the_last_run_is_not_believed(net: Net) -> None:
+    """The last worker has published what it had seen when it left, however short ago it was."""
+    one = net.worker("one")
+    await recovered(one)
+    await one.spend("a", 300)
+    old = net.snapshot()
+    await one.spend("b", 400)
+    await one.outbox.flush()
+    await one.recovery.leave()
+    net.restart(old, "run-1")
+    later = net.worker("later")
+    await recovered(later)
+    assert await net.used() == (700, 0)
+
+
 async def test_a_limit_that_is_new_begins_with_what_was_used(net: Net) -> None:
     """In its present window; those that counted already stay as they are."""
     one = net.worker("one")
@@ -633,12 +648,14 @@ async def test_each_change_is_one_line(net: Net) -> None:
     changes = [(line["from"], line["to"]) for line in logs if line["event"] == "tree state"]
     assert sorted(changes) == sorted(
         [
-            *[("unknown", "lost"), ("lost", "seeding"), ("seeding", "open")],
+            *[("unknown", "new"), ("new", "seeding"), ("seeding", "open")],
             ("unknown", "open"),
             *[("open", "doubt"), ("doubt", "lost"), ("lost", "seeding"), ("seeding", "open")],
             *[("open", "lost"), ("lost", "seeding"), ("seeding", "open")],
         ]
     )
+    levels = {(line["to"], line["log_level"]) for line in logs if line["event"] == "tree state"}
+    assert levels == {("new", "info"), ("seeding", "info"), ("open", "info"), ("doubt", "warning"), ("lost", "warning")}
     assert all(line["reason"] for line in logs if line["event"] == "tree state")
 
 
