@@ -104,7 +104,8 @@ def cluster_of_the_module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 @pytest.fixture
 def cluster(cluster_of_the_module: Cluster) -> Cluster:
-    """Every test has trees of its own in it, and undoes what it did to the servers."""
+    """Empty. Every test undoes what it did to the servers."""
+    cluster_of_the_module.flush()
     return cluster_of_the_module
 
 
