@@ -27,7 +27,12 @@ SCRIPTS = ("admit", "extend", "settle", "peek", "renew", "sweep", "warn", "fill"
 
 def bare(values: Sequence[Any]) -> bytes:
     """Values in MessagePack, one behind the other without an array around them: Lua makes a list of them at its size, which costs half as much."""
-    return encode(values)[1 if len(values) < 16 else 3 :]
+    return encode(values)[bare_at(len(values)) :]
+
+
+def bare_at(count: int) -> int:
+    """Behind the head of an array of so many values."""
+    return 1 if count < 16 else 3
 
 
 def figures(refs: tuple[Ref, ...], expired_state: str, admitting: bool = False) -> bytes:
