@@ -425,7 +425,7 @@ async def test_a_cluster_with_tls_names_and_passwords(tmp_path: Path, certificat
     server = Server(tmp_path, "--cluster-enabled", "yes", "--tls-port", str(tls_port), *files, *names)
     try:
         server.client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, SLOTS - 1)
-        server.client.execute_command("ACL", "SETUSER", "gate", "on", ">p@ss,word", "~sg1:*", "+@all")
+        server.client.execute_command("ACL", "SETUSER", "gate", "on", ">p@ss,word", "~sg1:*", "+@all", "-@admin", "+config|get")
         server.client.execute_command("ACL", "SETUSER", "default", ">other")
         server.client.auth("other")
         await asyncio.to_thread(until, lambda: server.client.execute_command("CLUSTER INFO")["cluster_state"] == "ok", "the cluster does not come up")
@@ -433,6 +433,7 @@ async def test_a_cluster_with_tls_names_and_passwords(tmp_path: Path, certificat
         async with working(f"rediss+cluster://gate:p%40ss%2Cword@{at}?ca_file={authority}", "t", timeout_ms=3000) as worker:
             desk = worker.desk("t")
             assert (await desk.admit(counters(desk), 1, 0, 1, 0, 1, 0)).status == "granted"
+            assert len((await worker.ledger.show())[1]) == 1
             assert [str(node.address) for node in worker.ledger.topology.masters()] == [f"rediss://{at}/0"]
         for url, why in (
             (f"rediss+cluster://gate:p%40ss%2Cword@{at}", "CERTIFICATE_VERIFY_FAILED"),
