@@ -8,6 +8,7 @@
 Sentinels have `?sentinel_user=` and `?sentinel_password=`. ValueError says what is wrong, and never shows a credential; neither does `str()`.
 """
 
+import re
 from typing import Literal
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
@@ -87,8 +88,9 @@ class Place(msgspec.Struct, frozen=True):
             return cls("server", (address,), address)
         if kind not in ("cluster", "sentinel") or scheme not in ("redis", "rediss"):
             raise ValueError("the address of several Redis servers begins with redis+cluster://, redis+sentinel:// or the same with rediss")
-        parts = _split(url)
-        credentials, at, hosts = parts.netloc.rpartition("@")
+        authority = re.split(r"[/?#]", url.partition("://")[2], maxsplit=1)[0]
+        credentials, at, hosts = authority.rpartition("@")
+        parts = _split(url.replace(authority, f"{credentials}{at}one", 1))  # urlsplit takes one host, and looks at its brackets
         if not all(hosts.split(",")):
             raise ValueError(f"redis+{kind}:// needs hosts, as in redis+{kind}://one:{PORT if kind == 'cluster' else SENTINEL_PORT},two")
         query = dict(parse_qsl(parts.query, keep_blank_values=True))
