@@ -184,9 +184,10 @@ async def test_every_verb_raises_the_sequence(desk: Desk) -> None:
         await verb(desk)
         assert await desk.ledger.seq("t", "first") == desk.ledger.trees["t"].seq == before + 1
     assert (await desk.admit(desk.refs(desk.window(0)), 1, 0, hold_id="refused")).status == "refused"
-    await desk.ledger.sweep(64)
+    await desk.admit(desk.refs(), hold_id="due", ttl_ms=0)
+    assert len(await desk.ledger.sweep(64)) == 1
     await desk.states(refs_of(desk))
-    assert await desk.ledger.seq("t", "first") == desk.ledger.trees["t"].seq == before + 3
+    assert await desk.ledger.seq("t", "first") == desk.ledger.trees["t"].seq == before + 4
 
 
 @pytest.fixture(params=["sqlite", "redis"])

@@ -153,7 +153,8 @@ class SqliteLedger(Trees):
             return rules.sweep(rows, tree, limit)
 
         failure: LedgerUnavailable | None = None
-        for call in [self._guarded(tree, sweep, tree) for tree in self.trees]:
+        due: set[str] = await self._call(Rows.due_trees, None)
+        for call in [self._guarded(tree, sweep, tree) for tree in self.trees if tree in due]:
             try:
                 self.found += await call
             except LedgerRecovering:

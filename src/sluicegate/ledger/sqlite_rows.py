@@ -213,6 +213,11 @@ class Rows:
 
     # -- beyond the rules -----------------------------------------------------------------------------------------------------------------
 
+    def due_trees(self, argument: None) -> set[str]:
+        """Trees that have something to sweep: there may be many that have not."""
+        self.flush()
+        return {tree for (tree,) in self._cursor.execute("SELECT DISTINCT tree FROM holds WHERE expires_ms <= ?", (self.now_ms,))}
+
     def learned(self, increments: dict[str, dict[str, int]], generation: int) -> dict[str, dict[str, int]]:
         """Adds to the tables of this generation; returns the sums of it and the one before."""
         cursor = self._cursor
