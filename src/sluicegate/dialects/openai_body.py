@@ -183,15 +183,15 @@ def _tolerated_call(loose: Any) -> _Call:
 
 def _strings(value: Any) -> Iterator[str]:
     """Every text inside a value, but for what is known to be no output (types, ids, encoded audio)."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, list):
-        for item in value:
-            yield from _strings(item)
-    elif isinstance(value, dict):
-        for name, item in value.items():
-            if name not in _NOT_OUTPUT:
-                yield from _strings(item)
+    left = [value]
+    while left:
+        value = left.pop()
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, list):
+            left += reversed(value)
+        elif isinstance(value, dict):
+            left += reversed([item for name, item in value.items() if name not in _NOT_OUTPUT])
 
 
 def text_of(value: Any) -> str:
@@ -294,4 +294,7 @@ def _status(value: Any) -> int | None:
 
 
 def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except RecursionError:  # what could just be read may be too deep to be written, further down the stack
+        return "(nested too deeply)"

@@ -191,7 +191,7 @@ def streamed(body: bytes) -> bytes:
     """A readable whole answer as the stream that was asked for: per choice all its output and then its end, usage if there is any, [DONE]."""
     answer = loosely(body)
     if not isinstance(answer, dict):  # a number of thousands of digits somewhere
-        return write_stream_error("The upstream's answer cannot be told as a stream.", "upstream_error", "upstream_error")
+        return _untold()
     head = {name: value for name, value in answer.items() if name not in ("choices", "usage", "error")} | {"object": "chat.completion.chunk"}
     chunks: list[dict[str, Any]] = []
     for place, choice in enumerate(answer["choices"]):
@@ -202,7 +202,14 @@ def streamed(body: bytes) -> bytes:
             chunks.append(head | {"choices": [{"index": index, "delta": {}, "finish_reason": ended}]})
     if answer.get("usage"):
         chunks.append(head | {"choices": [], "usage": answer["usage"]})
-    return b"".join([b"data: %b\n\n" % json.dumps(chunk).encode() for chunk in chunks]) + _DONE
+    try:
+        return b"".join([b"data: %b\n\n" % json.dumps(chunk).encode() for chunk in chunks]) + _DONE
+    except RecursionError:  # it could just be read
+        return _untold()
+
+
+def _untold() -> bytes:
+    return write_stream_error("The upstream's answer cannot be told as a stream.", "upstream_error", "upstream_error")
 
 
 def _delta(message: Any) -> dict[str, Any]:

@@ -419,6 +419,23 @@ def test_any_bytes(data: bytes) -> None:
         assert isinstance(write_event(event, True), bytes)
 
 
+@pytest.mark.parametrize(
+    "shape",
+    ['{"error":{"message":%s}}', '{"detail":%s}', '{"choices":[{"message":{"content":%s}}]}', '{"choices":[{"delta":{"tool_calls":%s}}],"x":%s}'],
+)
+@pytest.mark.parametrize(("begin", "end"), [("[", "]"), ('{"a":', "}")])
+def test_depths_that_can_just_be_read(shape: str, begin: str, end: str) -> None:
+    """Values nested so deeply that they can be read here, and no longer a few calls further down: nothing raises at any depth."""
+    for depth in range(900, 1010):
+        body = shape.replace("%s", begin * depth + '"a"' + end * depth).encode()
+        answer = read_answer(body)
+        if answer.readable and answer.failure is None:
+            assert streamed(body)
+        reader = StreamReader()
+        for event in reader.feed(b"data: " + body + b"\n\n") + reader.feed(b"event: error\ndata: " + body + b"\n\n"):
+            assert isinstance(write_event(event, True), bytes)
+
+
 # -- a whole answer as a stream -----------------------------------------------------------------------------------------------------------
 
 
