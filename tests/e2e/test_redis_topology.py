@@ -428,7 +428,8 @@ async def test_a_cluster_with_tls_names_and_passwords(tmp_path: Path, certificat
         server.client.execute_command("ACL", "SETUSER", "gate", "on", ">p@ss,word", "~sg1:*", "+@all", "-@admin", "+config|get")
         server.client.execute_command("ACL", "SETUSER", "default", ">other")
         server.client.auth("other")
-        await asyncio.to_thread(until, lambda: server.client.execute_command("CLUSTER INFO")["cluster_state"] == "ok", "the cluster does not come up")
+        formed = "cluster_state", "ok"
+        await asyncio.to_thread(until, lambda: formed in server.client.execute_command("CLUSTER INFO").items(), "the cluster does not come up")
         at = f"localhost:{tls_port}"
         async with working(f"rediss+cluster://gate:p%40ss%2Cword@{at}?ca_file={authority}", "t", timeout_ms=3000) as worker:
             desk = worker.desk("t")

@@ -108,11 +108,12 @@ class Link:
         self._policy_unknown = False
         self._tls: ssl.SSLContext | None = None
         self._early: list[Waiting] | None = None  # made while the first attempt is under way
+        self._first: asyncio.Future[None] | None = None  # the end of that attempt
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> "asyncio.Future[None]":
         """Begins to connect, and goes on trying if this fails. The future has the end of the first attempt; LedgerUnavailable says why it failed."""
-        first: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._first = first = asyncio.get_running_loop().create_future()
         self._early = []
         self._task = asyncio.create_task(self._keep_up(first))
         return first
@@ -122,10 +123,11 @@ class Link:
         await self.start()
 
     async def close(self) -> None:
-        if self._task is None:
+        if self._task is None or self._first is None:
             return
         self._task.cancel()
         await asyncio.wait([self._task])
+        fail(self._first, f"no connection to the ledger at {self._address}: closed")
         self._fail_early("closed")
         connection, self._down = self._connection, "closed"
         if connection is not None:

@@ -17,7 +17,7 @@ import asyncio
 import contextlib
 import random
 from binascii import crc_hqx
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -140,13 +140,14 @@ class Topology:
         self._routes: dict[str, Route] = {}
         self._wanted = asyncio.Event()
         self._lost = ""  # why the last lookup failed
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._watching: asyncio.Task[None] | None = None
+        self._closing: set[asyncio.Task[None]] = set()  # nodes that are left
 
     async def open(self) -> None:
         """Connects, and goes on trying if this fails; then LedgerUnavailable says why."""
         if self._finder is not None:
             await self._look_up(self._finder)
-            self._spawn(self._watch(self._finder))
+            self._watching = asyncio.create_task(self._watch(self._finder))
             if self._lost:
                 raise LedgerUnavailable(self._lost)
         node = self.route(COMMON).node
@@ -156,10 +157,10 @@ class Topology:
 
     async def close(self) -> None:
         self._map = Map(())
-        for task in self._tasks:
-            task.cancel()
-        nodes = [node.close() for node in self._nodes.values()]
-        await asyncio.gather(*self._tasks, *nodes, return_exceptions=True)
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.wait([self._watching])
+        await asyncio.gather(*self._closing, *(node.close() for node in self._nodes.values()))
         if self._finder is not None:
             await self._finder.close()
 
@@ -194,7 +195,7 @@ class Topology:
             self._on_move(route.tree, f"it is kept at {address} now, not at {was.address}")
 
     def _restarted(self, node: Node) -> None:
-        for route in self._routes.values():
+        for route in list(self._routes.values()):
             if route.node is node:
                 self._on_move(route.tree, f"the server at {node.address} was restarted, or another one has taken its place")
 
@@ -202,20 +203,22 @@ class Topology:
         if found.masters != self._map.masters:
             self._log.info("ledger servers", masters=[str(address) for address in found.masters])
         self._map = found
-        for route in self._routes.values():
+        for route in list(self._routes.values()):
             self._point(route)
         kept = {*found.masters, *(route.node.address for route in self._routes.values() if route.node is not None)}
         for address in self._nodes.keys() - kept:
-            self._spawn(self._nodes.pop(address).close())
+            task = asyncio.create_task(self._nodes.pop(address).close())
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
 
     async def _look_up(self, finder: Finder) -> bool:
         """Whether the map is another one now."""
         try:
             found = await finder.find(self._map.masters)
-        except LedgerUnavailable as error:
+        except Exception as error:  # whatever it is, the next lookup may go well
             if not self._lost:
                 self._log.warning("ledger servers unknown", reason=str(error))
-            self._lost = str(error)
+            self._lost = str(error) or repr(error)
             return False
         self._lost = ""
         if found == self._map:
@@ -236,11 +239,6 @@ class Topology:
             changed = await self._look_up(finder)
             pause_s = PAUSE_S[0] if changed or clock() - since > 2 * PAUSE_S[1] else min(2 * pause_s, PAUSE_S[1])
             await asyncio.sleep(pause_s * (0.5 + self._jitter()))
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
 
 def slot(tree: str) -> int:
