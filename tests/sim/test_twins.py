@@ -83,7 +83,9 @@ class Twins(RuleBasedStateMachine):
         if isinstance(answer, Reply | Settled) and not self.same_clock:
             self.clock.now_ms = answer.now_ms
         assert self.runner.run(ask(self.memory)) == answer
-        assert self.memory.trees == self.twin.trees
+        assert self.memory.trees.keys() == self.twin.trees.keys()
+        if not self.same_clock:  # sqlite sweeps only trees that have something due
+            assert self.memory.trees == self.twin.trees
 
     def seed(self, seeds: Sequence[Seed]) -> None:
         self.epochs += 1
