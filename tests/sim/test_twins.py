@@ -83,9 +83,7 @@ class Twins(RuleBasedStateMachine):
         if isinstance(answer, Reply | Settled) and not self.same_clock:
             self.clock.now_ms = answer.now_ms
         assert self.runner.run(ask(self.memory)) == answer
-        assert self.memory.trees.keys() == self.twin.trees.keys()
-        if not self.same_clock:  # sqlite sweeps only trees that have something due
-            assert self.memory.trees == self.twin.trees
+        assert self.memory.trees == self.twin.trees
 
     def seed(self, seeds: Sequence[Seed]) -> None:
         self.epochs += 1
@@ -162,7 +160,9 @@ class Twins(RuleBasedStateMachine):
 
     @rule(limit=st.integers(1, 3))
     def sweep(self, limit: int) -> None:
-        self.step(lambda ledger: ledger.sweep(limit))
+        """sqlite does not look into a tree that has nothing due."""
+        if not self.same_clock or self.memory._now().due("t", 1):
+            self.step(lambda ledger: ledger.sweep(limit))
 
     @rule(chosen=names)
     def warn(self, chosen: list[str]) -> None:
