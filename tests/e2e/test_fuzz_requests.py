@@ -201,6 +201,16 @@ def test_one_field(fuzzing: Callable[..., Fuzz]) -> None:
     drawn()
 
 
+@pytest.mark.parametrize("field", ["stream_options", "extra_body", "metadata", "response_format", "x"])
+def test_depths_that_can_just_be_read(fuzzing: Callable[..., Fuzz], field: str) -> None:
+    """Values nested so deeply that they can be read, and perhaps no longer where the request is written, a few calls further down."""
+    run = fuzzing()
+    for depth in range(930, 1000):
+        value = '{"type":"text","a":' + "[" * depth + "]" * depth + "}"
+        run.ask(f'{{"model":"chat","stream":true,"messages":{fuzz.USUAL_MESSAGES},"{field}":{value}}}'.encode())
+    assert 200 in run.statuses and 400 in run.statuses
+
+
 def test_any_messages(fuzzing: Callable[..., Fuzz]) -> None:
     """Roles, contents, parts and calls of any shape: what is wrong with them is said of `messages`."""
     run = fuzzing()

@@ -171,7 +171,10 @@ def read_request(body: bytes) -> Request:
 
 
 def write_request(request: Request, target: Target) -> bytes:
-    """The request as one deployment gets it: its model name, one cap field, usage asked for in a stream; the rest as it came."""
+    """The request as one deployment gets it: its model name, one cap field, usage asked for in a stream; the rest as it came.
+
+    Raises BadRequest where that cannot be written.
+    """
     fields: dict[str, Any] = dict(request.fields)
     fields["model"] = target.model
     cap = request.cap if target.cap is None else target.cap
@@ -185,7 +188,10 @@ def write_request(request: Request, target: Target) -> bytes:
         if options is None or options == _NULL:
             fields["stream_options"] = _USAGE_ONLY
         else:
-            fields["stream_options"] = {**_decode_fields(options), "include_usage": True}
+            try:
+                fields["stream_options"] = {**_decode_fields(options), "include_usage": True}
+            except RecursionError:  # it could just be read, a few calls further up
+                raise BadRequest("The body is nested too deeply.", "stream_options") from None
     return _encode(fields)
 
 

@@ -75,7 +75,7 @@ def read_call(body: bytes) -> Call:
     try:
         call = _decode_call(body)
         messages = _decode_messages(call.messages)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadCall(str(error)) from None
     call.texts = [_text(message) for message in messages]
     return call

@@ -155,7 +155,7 @@ class Mock:
                 found = (fault.pop("count", 1), fault.pop("model", ""), fault.pop("share", 1.0))
                 count, model, share = msgspec.convert(found, tuple[Count, str, Share])
                 self.fault(count, model, share, **fault)
-        except (msgspec.DecodeError, UnicodeDecodeError) as bad:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as bad:
             raise BadCall(str(bad)) from None
 
     def _chat(self, connection: "Connection", path: str, headers: dict[str, str], body: bytes) -> None:
@@ -210,7 +210,7 @@ def _mapping(text: str) -> dict[str, Any]:
     """The JSON object that the text begins with."""
     try:
         value, _ = _tag_decoder.raw_decode(text.lstrip())
-    except ValueError as bad:
+    except (ValueError, RecursionError) as bad:
         raise BadCall(f"mock options are not JSON: {bad}") from None
     if not isinstance(value, dict):
         raise BadCall("mock options are not a JSON object")
