@@ -61,7 +61,8 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         suffix, unit, by = ("nano_usd", " µ$", 1000) if dollars else ("tokens", "", 1)
         over, least, most = (row[f"{name}_{suffix}"] / by for name in ("overshoot_max", "ledger_minus_truth_min", "ledger_minus_truth_max"))
         late = "void, " if row["void"] else ""
-        late += f"{row['loop_lag_p99_ms']:g} ms" if row["mode"] != "posthoc" else "-"
+        lag_ms = row["loop_lag_p99_ms"]  # null: later than the histogram reaches
+        late += "-" if row["mode"] == "posthoc" else "> 1 s" if lag_ms is None else f"{lag_ms:g} ms"
         lines.append(
             f"| {row['cell']} | {row['mode']} | {row['concurrency']} | {over:.0f}{unit} | {row['utilization_mean_pct']:.2f} %"
             f" | {row['truncated_mean']:.1f} | {row['busy_mean']:.1f} | {least:.0f} to {most:.0f}{unit} | {late} |"
