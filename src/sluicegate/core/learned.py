@@ -3,6 +3,7 @@
 They are read on the path of every request, so reading is cheap, and there is an answer where nothing has been learned yet. Nothing here fails.
 """
 
+import itertools
 import math
 from collections import deque
 
@@ -122,10 +123,8 @@ class Histogram:
         return self._p95
 
     def _percentile(self, percent: int) -> int:
-        left = -(-self.samples * percent // 100)
+        enough = -(-self.samples * percent // 100)
         buckets = sorted({*self.shared, *self.sent, *self.fresh})
-        for bucket in buckets:
-            left -= self.shared.get(bucket, 0) + self.sent.get(bucket, 0) + self.fresh.get(bucket, 0)
-            if left <= 0:
-                break
+        below = itertools.accumulate(self.shared.get(bucket, 0) + self.sent.get(bucket, 0) + self.fresh.get(bucket, 0) for bucket in buckets)
+        bucket = next((bucket for bucket, samples in zip(buckets, below, strict=True) if samples >= enough), buckets[-1])
         return int(2 ** ((bucket + 1) / _STEPS))

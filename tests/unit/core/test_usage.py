@@ -83,6 +83,7 @@ def test_zero_is_zero_only_if_nothing_was_counted() -> None:
 def test_unknown_classes_cost_the_dearest() -> None:
     """Tokens of which only the number is known are charged at the dearest class."""
     assert settled(None).cost_nano_usd == 100 * 1 + 45 * 3
+    assert settled(None, price=None) == Charge(100, 45, 0, "counted")
 
 
 @pytest.mark.parametrize(
