@@ -245,8 +245,8 @@ class Replica:
         self.link: Link | None = None
         self._env: dict[str, str] = {}
         if clock_s:
-            # The monotonic clock is moved by the same constant, which no difference shows. Told to leave it alone, this library makes every sleep of a
-            # thread fail, and threads wait for each other by a clock that the kernel does not have.
+            # The monotonic clock is moved by the same constant, which no difference shows. Told to leave it alone, the library makes every sleep of
+            # a thread fail, and lets threads wait for each other by a clock that the kernel does not have.
             self._env = {"LD_PRELOAD": str(faketime()), "FAKETIME": f"{clock_s:+d}s"}
         self._child: Child | None = None
 
