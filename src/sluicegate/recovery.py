@@ -77,10 +77,11 @@ def _of_lost(view: View, row: TreeRow) -> tuple[Step, str]:
 
 
 def _of_seeding(view: View, row: TreeRow) -> tuple[Step, str]:
-    if not view.seq:
-        return ("seed", "it was not seeded to the end") if view.may_lead else ("wait", "to be seeded")
+    if view.seq < max(1, row.seq):  # the ledger has lost it again, or never had it
+        return ("seed", "it is not there as it was seeded") if view.may_lead else ("wait", "to be seeded")
     if not view.told:
-        return "adopt", "it was seeded anew"
+        known = _seen_by_all(view) or view.waited_ms >= PATIENCE_MS
+        return ("adopt", "it was seeded anew") if known else ("wait", "for every worker to have seen the server")
     confirmed = _confirmed(view, row)
     if view.may_lead and (confirmed or view.waited_ms >= PATIENCE_MS):
         return "complete", "every worker has announced its holds" if confirmed else "some workers did not confirm in time"
@@ -94,8 +95,13 @@ def _of_open(view: View, row: TreeRow) -> tuple[Step, str]:
         return "declare_lost", "its epoch is not in the ledger"
     if view.seq < row.seq:
         return "declare_lost", f"it was rolled back to {view.seq}, {row.seq} was seen"
-    known = view.incarnation == row.incarnation or all(view.incarnation in worker.incarnation.split() for worker in view.live)
-    return ("adopt", "verified") if view.incarnation and known else ("wait", "for every worker to have seen the new server")
+    known = view.incarnation == row.incarnation != "" or _seen_by_all(view)
+    return ("adopt", "verified") if known else ("wait", "for every worker to have seen the new server")
+
+
+def _seen_by_all(view: View) -> bool:
+    """Every worker has published what it had seen before this server began."""
+    return view.incarnation != "" and all(view.incarnation in worker.incarnation.split() for worker in view.live)
 
 
 def _confirmed(view: View, row: TreeRow) -> bool:

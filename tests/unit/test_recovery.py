@@ -4,8 +4,6 @@ The workers are stepped by hand and time is the test's own. `Net` is the ledger 
 """
 
 import asyncio
-import copy
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +11,12 @@ import pytest
 import structlog
 
 from sluicegate.core import counters as counting
-from sluicegate.core.claims import Admission, Announcement, RefSet, Settlement
-from sluicegate.core.limits import parse
-from sluicegate.core.record import Spent
-from sluicegate.core.tenants import Counter, Scope
-from sluicegate.journal import Journal
-from sluicegate.ledger.contract import LedgerRecovering, LedgerUnavailable
-from sluicegate.ledger.memory import MemoryLedger
-from sluicegate.outbox import Outbox
+from sluicegate.core.claims import Announcement
+from sluicegate.ledger.contract import LedgerUnavailable
 from sluicegate.records.rows import RecordsUnavailable, TreeRow, WorkerRow
 from sluicegate.records.store import Records
-from sluicegate.recovery import LEASE_MS, LIVE_MS, PATIENCE_MS, Recovery, View, confirmable, next_step
-from support_ledgers import Clock
+from sluicegate.recovery import LEASE_MS, LIVE_MS, PATIENCE_MS, View, confirmable, next_step
+from support_recovery import LIMITS, Net, counter, recovered
 from support_sockets import settle
 
 # -- deciding -----------------------------------------------------------------------------------------------------------------------------
@@ -78,6 +70,12 @@ def view(
         (view(row("seeding"), seq=0), "seed"),
         (view(row("seeding"), seq=0, may_lead=False), "wait"),
         (view(row("seeding")), "adopt"),
+        (view(row("seeding"), seq=4), "seed"),
+        (view(row("seeding"), told=True, seq=4, may_lead=False), "wait"),
+        (view(row("seeding"), incarnation="run-2"), "wait"),
+        (view(row("seeding"), worker(), worker("other", incarnation="run-2"), incarnation="run-2"), "wait"),
+        (view(row("seeding"), worker(incarnation="run-2"), incarnation="run-2"), "adopt"),
+        (view(row("seeding"), incarnation="run-2", waited_ms=PATIENCE_MS), "adopt"),
         (view(row("seeding"), worker(round=2), may_lead=False), "adopt"),
         (view(row("seeding"), told=True), "complete"),
         (view(row("seeding"), worker(), worker("other", round=2), told=True), "wait"),
@@ -101,174 +99,6 @@ def test_rounds_are_confirmed_up_to_the_first_that_is_not_done() -> None:
 
 
 # -- together -----------------------------------------------------------------------------------------------------------------------------
-
-SCOPE = Scope("t", "organization", "t")
-LIMITS = ["1000 tokens/day", "100 requests/minute", "3 concurrent"]
-
-
-def counter(text: str, tree: str = "t") -> Counter:
-    scope = Scope(tree, "organization", tree)
-    (found,) = counting.group(tree, scope, [parse(text)])
-    return found
-
-
-class Held:
-    """A hold of a worker, as a request keeps it."""
-
-    def __init__(self, hold_id: str, refs: RefSet, epoch: str, g: int) -> None:
-        self.hold_id = hold_id
-        self.refs = refs
-        self.epoch = epoch
-        self.g = g
-
-
-class Trip:
-    """All requests of a worker."""
-
-    def __init__(self) -> None:
-        self.held: dict[str, Held] = {}
-
-    def announcements(self, tree: str, epoch: str) -> Iterator[tuple[Held, Announcement]]:
-        for held in self.held.values():
-            if held.refs.tree == tree and held.epoch != epoch:
-                yield held, Announcement(held.hold_id, held.refs, amounts(held.refs), held.g, 0, 30_000, "tag")
-
-
-def amounts(refs: RefSet) -> tuple[int, ...]:
-    return tuple(n for ref in refs.refs for n in ((0, 1000) if ref.kind == "w" else (1, 0)))
-
-
-class Net:
-    """What the workers share."""
-
-    def __init__(self, directory: Path, records: Records) -> None:
-        self.directory = directory
-        self.records = records
-        self.clock = Clock()
-        self.first = MemoryLedger(self.clock)
-        self.incarnation = "run-1"
-        self.workers: list[Worker] = []
-
-    def worker(self, name: str, *limits: str, trees: tuple[str, ...] = ("t",)) -> "Worker":
-        made = Worker(self, name, {tree: tuple(counter(text, tree) for text in limits or LIMITS) for tree in trees})
-        self.workers.append(made)
-        return made
-
-    def flush(self) -> None:
-        """The server forgets everything and goes on."""
-        self.first._book.__init__("expired_held")  # type: ignore[misc]
-
-    def snapshot(self) -> Any:
-        return copy.deepcopy(self.first._book.__dict__)
-
-    def restart(self, snapshot: Any, incarnation: str) -> None:
-        """The server is another one, with the data of then; every worker has seen its connection end."""
-        self.first._book.__dict__.update(copy.deepcopy(snapshot))
-        self.incarnation = incarnation
-        for worker in self.workers:
-            for tree in list(worker.ledger.trees):
-                worker.ledger.doubt(tree, worker.ledger.trees[tree].epoch, "its server was restarted")
-
-    async def used(self) -> tuple[int, int]:
-        """(used, held) of the day's tokens."""
-        return (await self.first.peek(RefSet("t", [counting.ref(counter(LIMITS[0]), self.clock.now_ms)]))).states[0]
-
-
-class SharedLedger(MemoryLedger):
-    """A ledger of one worker on what all share; away when the test says so."""
-
-    def __init__(self, net: Net) -> None:
-        super().__init__(net.clock)
-        self._book = net.first._book
-        self._net = net
-        self.away = False
-        self.fails: set[str] = set()
-
-    def incarnation(self, tree: str) -> str:
-        return self._net.incarnation
-
-    async def ping(self) -> None:
-        self.check("ping")
-
-    async def seq(self, tree: str, epoch: str) -> int:
-        self.check("seq")
-        return await super().seq(tree, epoch)
-
-    async def seed(self, tree: str, epoch: str, counters: Any) -> int:
-        self.check("seed")
-        return await super().seed(tree, epoch, counters)
-
-    async def announce(self, announcement: Announcement) -> None:
-        self.check("announce")
-        await super().announce(announcement)
-
-    def check(self, verb: str) -> None:
-        if self.away or verb in self.fails:
-            raise LedgerUnavailable("away")
-
-
-class Worker:
-    """Ledger, journal, outbox and recovery of one worker, with the holds of its requests."""
-
-    def __init__(self, net: Net, name: str, counters: dict[str, tuple[Counter, ...]]) -> None:
-        self.net = net
-        self.name = name
-        self.counters = counters
-        self.ledger = SharedLedger(net)
-        self.journal = Journal.open(net.directory / "journal", name)
-        self.outbox = Outbox(self.ledger, self.journal, net.records, str(net.directory / "journal"), counters, lambda *_: None, lambda *_: None)
-        self.trip = Trip()
-        self.epochs = iter(f"{name}-{n}" for n in range(1000))
-        self.recovery = Recovery(
-            self.ledger,
-            net.records,
-            self.outbox,
-            lambda: [self.trip],  # type: ignore[list-item]
-            counters,
-            name,
-            lambda: next(self.epochs),
-            lambda: net.clock.now_ms / 1000,
-        )
-
-    def refs(self, tree: str = "t") -> RefSet:
-        return counting.refs(tree, self.counters[tree], self.net.clock.now_ms)
-
-    async def admit(self, hold_id: str, g: int, tree: str = "t") -> str:
-        refs = self.refs(tree)
-        state = self.ledger.trees.get(tree)
-        try:
-            reply = await self.ledger.admit(Admission(hold_id, refs, amounts(refs), g, g, g, 30_000, "tag"))
-        except LedgerRecovering:
-            return "recovering"
-        if reply.status == "granted" and state is not None:
-            self.trip.held[hold_id] = Held(hold_id, refs, state.epoch, g)
-        return reply.status
-
-    def end(self, hold_id: str, used: int) -> None:
-        held = self.trip.held.pop(hold_id)
-        spent = Spent("t/@k", "chat", "up/m", self.net.clock.now_ms, 1, 1, used, 0, 0)
-        actual = tuple({"w": used, "b": 1, "o": 0}[ref.kind] for ref in held.refs.refs)
-        self.outbox.settle(Settlement(hold_id, held.refs, actual, epoch=held.epoch), None, spent)
-
-    async def spend(self, hold_id: str, used: int) -> None:
-        assert await self.admit(hold_id, used) == "granted"
-        self.end(hold_id, used)
-        await settle()
-
-    @property
-    def open(self) -> bool:
-        state = self.ledger.trees.get("t")
-        return state is not None and state.open
-
-
-async def recovered(*workers: Worker, rounds: int = 20) -> int:
-    """Steps the workers in turn until there is nothing more to do; how many rounds that took."""
-    for number in range(rounds):
-        went_on = [await worker.recovery.step() for worker in workers]
-        await settle()
-        if not any(went_on):
-            return number
-    raise AssertionError("it does not come to an end")
 
 
 @pytest.fixture
@@ -378,6 +208,35 @@ async def test_a_hold_that_ends_while_it_is_told_is_charged_once(net: Net) -> No
     await recovered(one)
     await settle()
     assert (await net.used(), one.outbox.backlog) == ((250, 0), 0)
+
+
+async def test_what_is_on_its_way_comes_first(net: Net) -> None:
+    """Before a worker says that it has brought in all: what it has asked the ledger is answered, or given up."""
+    one = net.worker("one")
+    await recovered(one)
+    net.flush()
+    assert await one.admit("x", 1) == "recovering"
+    order: list[str] = []
+    flush, beat = one.outbox.flush, net.records.beat
+
+    async def ping() -> None:
+        order.append("ping")
+        raise LedgerUnavailable("given up")
+
+    async def flushed() -> None:
+        order.append("flush")
+        await flush()
+
+    async def beating(*told: Any) -> Any:
+        order.append(f"round {told[2]}")
+        return await beat(*told)
+
+    one.ledger.ping, one.outbox.flush, net.records.beat = ping, flushed, beating  # type: ignore[method-assign]
+    before = one.recovery._confirmed
+    await one.recovery.step()
+    order.clear()
+    await one.recovery.step()
+    assert order[:4] == [f"round {before}", "ping", "flush", f"round {before + 1}"]
 
 
 async def test_a_leader_that_dies_is_followed_by_another(net: Net) -> None:
