@@ -7,9 +7,9 @@ server was restarted or replaced, when another worker has declared it lost. Then
     lost      every worker stops there, brings its usage into the records, confirms the round; one takes the lead and seeds the ledger from the sums
     seeding   every worker takes the new epoch, announces its open holds, charges what the sums did not have, confirms; the leader opens the tree
 
-`next_step` decides, purely, from what is known; `Recovery` does it, once a second, every 100 ms while a tree is not open. Each step can be repeated
-and nobody's death stops it: a lead ends with its lease, nobody waits for a worker whose beat is 5 s old, and a worker that was left out finds that
-its lines were not in the sums, and charges them.
+recovery_steps.py decides, purely, from what is known; `Recovery` does it, once a second, every 100 ms while a tree is not open. Each step can be
+repeated and nobody's death stops it: a lead ends with its lease, nobody waits for a worker whose beat is 5 s old, and a worker that was left out
+finds that its lines were not in the sums, and charges them.
 
 Fails, and is tried again, when the ledger or the records are away: nothing is opened without both.
 """
@@ -18,9 +18,7 @@ import asyncio
 import contextlib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Literal
 
-import msgspec
 import structlog
 
 from sluicegate import seeding
@@ -30,95 +28,16 @@ from sluicegate.ledger.contract import Ledger, LedgerUnavailable, TreeState
 from sluicegate.outbox import Outbox
 from sluicegate.records.rows import NotLeading, RecordsUnavailable, TreeRow, WorkerRow
 from sluicegate.records.store import Records
+from sluicegate.recovery_steps import Step, View, confirmable, next_step
 from sluicegate.trip import Held, Trip
 
 BEAT_S = 1.0
 HURRY_S = 0.1  # between rounds while a tree is not open
 LIVE_MS = 5_000  # a worker whose last beat is older is not waited for
 LEASE_MS = 5_000
-PATIENCE_MS = 5_000  # with workers that do not confirm a seeding
 ANNOUNCED_AT_ONCE = 256
 
-Step = Literal["none", "wait", "declare_lost", "adopt", "seed", "complete", "open"]
-
 log = structlog.get_logger("recovery")
-
-
-# -- deciding -----------------------------------------------------------------------------------------------------------------------------
-
-
-class View(msgspec.Struct, frozen=True):
-    """What one worker knows of one tree."""
-
-    row: TreeRow | None  # in the records
-    open: bool  # this worker uses the tree
-    told: bool  # the row's epoch has been told what this worker holds and owes
-    seq: int  # of the row's epoch in the ledger; 0: it is not there
-    incarnation: str  # of the server; "": not known
-    live: Sequence[WorkerRow]  # this worker too
-    may_lead: bool  # no other worker has the lead
-    waited_ms: int  # since this worker first saw the row as it is
-
-
-def next_step(view: View) -> tuple[Step, str]:
-    """What to do about a tree, and why."""
-    row = view.row
-    if row is None:
-        return "declare_lost", "the records do not know it"
-    if row.status == "open":
-        return _of_open(view, row)
-    return _of_lost(view, row) if row.status == "lost" else _of_seeding(view, row)
-
-
-def _of_lost(view: View, row: TreeRow) -> tuple[Step, str]:
-    if view.may_lead and _confirmed(view, row):
-        return "seed", "every worker has brought in what was used"
-    return "wait", "for what every worker has used"
-
-
-def _of_seeding(view: View, row: TreeRow) -> tuple[Step, str]:
-    if view.seq < max(1, row.seq):  # the ledger has lost it again, or never had it
-        return ("seed", "it is not there as it was seeded") if view.may_lead else ("wait", "to be seeded")
-    if not view.told:
-        known = _seen_by_all(view) or view.waited_ms >= PATIENCE_MS
-        return ("adopt", "it was seeded anew") if known else ("wait", "for every worker to have seen the server")
-    confirmed = _confirmed(view, row)
-    if view.may_lead and (confirmed or view.waited_ms >= PATIENCE_MS):
-        return "complete", "every worker has announced its holds" if confirmed else "some workers did not confirm in time"
-    return "wait", "for the holds of every worker"
-
-
-def _of_open(view: View, row: TreeRow) -> tuple[Step, str]:
-    if view.told:
-        return ("none", "") if view.open else ("open", "all holds are announced")
-    if not view.seq:
-        return "declare_lost", "its epoch is not in the ledger"
-    if view.seq < row.seq:
-        return "declare_lost", f"it was rolled back to {view.seq}, {row.seq} was seen"
-    known = view.incarnation == row.incarnation != "" or _seen_by_all(view)
-    return ("adopt", "verified") if known else ("wait", "for every worker to have seen the new server")
-
-
-def _seen_by_all(view: View) -> bool:
-    """Every worker has published what it had seen before this server began."""
-    return view.incarnation != "" and all(view.incarnation in worker.incarnation.split() for worker in view.live)
-
-
-def _confirmed(view: View, row: TreeRow) -> bool:
-    return all(worker.round >= row.round for worker in view.live)
-
-
-def confirmable(rows: Iterable[TreeRow], done: Callable[[TreeRow], bool]) -> int:
-    """Up to which round a worker has done its part, of trees that are not open; 0 if of none."""
-    upto = 0
-    for row in sorted(rows, key=lambda row: row.round):
-        if not done(row):
-            break
-        upto = row.round
-    return upto
-
-
-# -- doing --------------------------------------------------------------------------------------------------------------------------------
 
 
 class Recovery:

@@ -15,7 +15,8 @@ from sluicegate.core.claims import Announcement
 from sluicegate.ledger.contract import LedgerUnavailable
 from sluicegate.records.rows import RecordsUnavailable, TreeRow, WorkerRow
 from sluicegate.records.store import Records
-from sluicegate.recovery import LEASE_MS, LIVE_MS, PATIENCE_MS, View, confirmable, next_step
+from sluicegate.recovery import LEASE_MS, LIVE_MS
+from sluicegate.recovery_steps import PATIENCE_MS, View, confirmable, next_step
 from support_recovery import LIMITS, Net, counter, recovered
 from support_sockets import settle
 
