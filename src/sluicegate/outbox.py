@@ -44,9 +44,6 @@ class Usage:
     def __init__(self) -> None:
         self._sums: dict[tuple[str, int, str, str, str], list[int]] = {}
 
-    def __bool__(self) -> bool:
-        return bool(self._sums)
-
     def add(self, tree: str, spent: Spent) -> None:
         """Adds what one settlement spent."""
         key = (tree, spent.admitted_ms // 1000, spent.key_id, spent.model, spent.deployment)

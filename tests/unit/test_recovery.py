@@ -13,7 +13,7 @@ import structlog
 from sluicegate.core import counters as counting
 from sluicegate.core.claims import Announcement
 from sluicegate.ledger.contract import LedgerUnavailable
-from sluicegate.records.rows import RecordsUnavailable, TreeRow, WorkerRow
+from sluicegate.records.rows import NotLeading, RecordsUnavailable, TreeRow, WorkerRow
 from sluicegate.records.store import Records
 from sluicegate.recovery import LEASE_MS, LIVE_MS
 from sluicegate.recovery_steps import PATIENCE_MS, View, confirmable, next_step
@@ -292,6 +292,70 @@ async def test_a_worker_that_was_left_out_catches_up(net: Net) -> None:
     await recovered(one, two)
     await settle()
     assert (two.open, await net.used(), two.outbox.backlog) == (True, (450, 0), 0)
+
+
+async def test_a_beat_tells_that_the_others_have_gone_on(net: Net) -> None:
+    """A worker that hung is told by the records, before the ledger can tell it."""
+    one, two = net.worker("one"), net.worker("two")
+    await recovered(one, two)
+    await two.spend("a", 300)
+    net.flush()
+    assert await one.admit("x", 1) == "recovering"
+    await one.recovery.step()
+    net.clock.now_ms += LIVE_MS + 1
+    await recovered(one)
+    with structlog.testing.capture_logs() as logs:
+        await two.recovery.step()
+    assert ("doubt", "the other workers have gone on") in [(line.get("to"), line.get("reason")) for line in logs]
+    await recovered(one, two)
+    assert (two.open, await net.used()) == (True, (300, 0))
+
+
+@pytest.mark.parametrize("how", ["another has the lead", "another has opened it", "it took too long"])
+async def test_who_has_lost_the_lead_seeds_nothing(net: Net, how: str) -> None:
+    """The ledger is touched by one leader at a time."""
+    one = net.worker("one")
+    await recovered(one)
+    net.flush()
+    assert await one.admit("x", 1) == "recovering"
+    lead, seed, seeded = net.records.lead, net.records.seed, one.ledger.seed
+
+    async def not_leading(*_: Any) -> Any:
+        if how == "another has the lead":
+            return False
+        return await lead(*_)
+
+    async def late(*asked: Any) -> Any:
+        if how == "another has opened it":
+            raise NotLeading("no")
+        net.clock.now_ms += LEASE_MS
+        return await seed(*asked)
+
+    one.ledger.seed = None  # type: ignore[assignment, method-assign]
+    net.records.lead, net.records.seed = not_leading, late  # type: ignore[method-assign]
+    for _ in range(3):
+        await one.recovery.step()
+    assert not one.open
+    one.ledger.seed = seeded  # type: ignore[method-assign]
+    net.records.lead, net.records.seed = lead, seed  # type: ignore[method-assign]
+    net.clock.now_ms += LEASE_MS
+    await recovered(one)
+    assert one.open
+
+
+async def test_long_work_does_not_look_like_death(net: Net) -> None:
+    """With many trees a round takes long: the worker beats all the while."""
+    one = net.worker("one", trees=tuple(f"t{n}" for n in range(12)))
+    declare, beats = net.records.declare_lost, []
+
+    async def slow(tree: str, epoch: str) -> Any:
+        net.clock.now_ms += 400
+        beats.append(next(row.beat_ms for row in await net.records.workers()))
+        return await declare(tree, epoch)
+
+    net.records.declare_lost = slow  # type: ignore[method-assign]
+    await one.recovery.step()
+    assert len(set(beats)) >= 4 and net.clock.now_ms - beats[-1] <= 1600
 
 
 async def test_a_worker_that_does_not_tell_its_holds_is_not_waited_for_endlessly(net: Net) -> None:
