@@ -65,7 +65,6 @@ SAFETY = {
     "outbox.py": ("sends settlements until the ledger and the records have them", "a settlement is lost, or counted twice"),
     "recovery.py": ("notices lost state; nothing is admitted until it is verified or seeded", "lost counters are read as zero"),
     "recovery_steps.py": ("decides what comes next for a tree in doubt", "a state that was rolled back is believed"),
-    "recovery_steps.py": ("what to do next about a tree that was lost", "one worker admits while another seeds"),
     "seeding.py": ("counters from the records of running windows", "a window begins anew with too little used"),
     "records/store.py": ("usage on a database, added once; what workers agree on", "a lost counter cannot be restored"),
     "records/sums.py": ("what was used in a window, by scope", "a seeded counter has too little"),
