@@ -51,7 +51,7 @@ WINDOW_TOKENS = 40_000
 AUDIT_S = 1.0
 PATIENCE_S = 60.0  # a request that takes longer than this hangs
 WARM_UP = 0.3  # of the time
-GROWTH_MAX_KIB = 24 * 1024  # of a replica's memory over the rest
+GROWTH_MAX_KIB = 8 * 1024  # of a replica's memory over the rest
 JOURNAL_MAX, RECORDS_MAX = 32 << 20, 64 << 20
 PRICE = {"chat": {"input": 0.5, "output": 1.0}, "live": {"input": 2.0, "output": 4.0}}
 _LIMITED_BY = re.compile(rb"\r\nx-sluicegate-limited-by: (\w+)")
@@ -351,14 +351,25 @@ class Auditor:
         await asyncio.to_thread(wait_idle, list(self._stand.mock_urls.values()))
         await self._serves_again()
         used = await self._no_holds()
-        truth = self.truth()
-        for limit, sums in truth.items():
-            for start, produced in sums.items():
-                key = limit.key_prefix if not start else f"{limit.key_prefix}:{span(limit.window, start * 1000).label}"
-                if (start == 0 or start + WINDOW_S > time.time()) and used.get(key, 0) < produced:
-                    raise Breach(f"{key}: {used.get(key, 0)} counted of {produced:.0f} that were produced")
+        missing = {sorted(self._limits[limit])[0] for limit, key, _ in self._running() if key not in used}
+        if missing:  # evicted, and nobody has asked about it since: that it is missing is noticed when somebody does
+            for caller in missing:
+                await self._serves(self._stand.urls[0], caller, (*SERVED, "budget_exceeded"))
+            used = await self._no_holds()
+        for _, key, produced in self._running():
+            if used.get(key, 0) < produced:
+                raise Breach(f"{key}: {used.get(key, 0)} counted of {produced:.0f} that were produced")
         self.look()
         return self._sizes()
+
+    def _running(self) -> Iterator[tuple[Limit, str, float]]:
+        """What was produced under each limit in its running window, with the storage key."""
+        for limit, sums in self.truth().items():
+            for start, produced in sums.items():
+                if not start:
+                    yield limit, limit.key_prefix, produced
+                elif start + WINDOW_S > time.time():
+                    yield limit, f"{limit.key_prefix}:{span(limit.window, start * 1000).label}", produced
 
     async def _no_holds(self) -> dict[str, int]:
         deadline = time.monotonic() + QUIET_S
@@ -376,15 +387,18 @@ class Auditor:
 
     async def _serves_again(self) -> None:
         """Each gateway answers a small call soon after the last fault."""
-        body = json.dumps({"model": "chat", "max_tokens": 4, "user": "probe", "messages": [{"role": "user", "content": "Hi"}]})
         for number, url in enumerate(self._stand.urls):
-            deadline = time.monotonic() + QUIET_S
-            caller = Caller([url], 0, f"sk-probe{number}")
-            while (found := await caller.ask(Ask(body.encode()), 10.0)) not in SERVED:
-                if time.monotonic() > deadline:
-                    raise Breach(f"gateway {number} does not serve again: {found}")
-                await asyncio.sleep(0.2)
-            caller.close()
+            await self._serves(url, f"probe{number}", SERVED)
+
+    async def _serves(self, url: str, name: str, good: Sequence[str]) -> None:
+        body = json.dumps({"model": "chat", "max_tokens": 4, "user": name, "messages": [{"role": "user", "content": "Hi"}]})
+        deadline = time.monotonic() + QUIET_S
+        caller = Caller([url], 0, f"sk-{name}")
+        while (found := await caller.ask(Ask(body.encode()), 10.0)) not in good:
+            if time.monotonic() > deadline:
+                raise Breach(f"{url} does not serve {name} again: {found}")
+            await asyncio.sleep(0.2)
+        caller.close()
 
     def _sizes(self) -> str:
         stand = self._stand
@@ -414,6 +428,7 @@ class Auditor:
 async def run(stand: Stand, faults: list[list[Fault]], seed: int, keys: int) -> None:
     """All rounds. Raises Breach."""
     auditor, traffic = Auditor(stand), Traffic(stand, seed, keys)
+    await _meet_all(stand, keys)
     for url in stand.mock_urls.values():
         for fault in UPSTREAM_FAULTS:
             set_fault(url, count=0, share=0.01, **fault)
@@ -447,6 +462,20 @@ async def _round(stand: Stand, traffic: Traffic, planned: Sequence[Fault], numbe
         await asyncio.to_thread(FAULTS[fault.kind], stand, fault)
     await asyncio.sleep(max(0.0, started + ROUND_S - time.monotonic()))
     traffic.on = False
+
+
+async def _meet_all(stand: Stand, keys: int) -> None:
+    """A small call with each key to each model at the gateway whose memory is watched: what it knows of a key is no growth."""
+
+    async def organization(number: int) -> None:
+        for name in (f"o{number}.k{key}" for key in range(keys)):
+            caller = Caller(stand.urls[:1], 0, f"sk-{name}")
+            for model in PRICE:
+                fields = {"model": model, "max_tokens": 2, "user": name, "messages": [{"role": "user", "content": "Hi"}]}
+                await caller.ask(Ask(json.dumps(fields).encode()), 10.0)
+            caller.close()
+
+    await asyncio.gather(*map(organization, range(ORGANIZATIONS)))
 
 
 async def _audit(auditor: Auditor) -> None:
