@@ -126,6 +126,17 @@ class Vandal:
         if self._redis is not None:
             self._redis.delete(key)
 
+    def field(self, key: str, field: str, value: str | None = None) -> None:
+        """Of a counter in Redis, where it is a hash: deleted, or put to a value."""
+        if value is None:
+            self._redis.hdel(key, field)
+        else:
+            self._redis.hset(key, field, value)
+
+    def record(self, hold_id: str, tree: str = "t") -> None:
+        """Of one hold in Redis, where its expiry stands apart from it."""
+        self._redis.hdel(f"sg1:{{{tree}}}:holds", hold_id)
+
     def index(self, tree: str = "t") -> None:
         if self._memory is not None:
             self._memory.indexes.pop(tree, None)

@@ -136,6 +136,37 @@ async def test_one_counter_that_was_lost_is_noticed(desk: Desk, vandal: Vandal, 
     assert await desk.ledger.seq("t", "first") == 0
 
 
+IN_REDIS = pytest.mark.parametrize("backend", ["redis", "cluster"], indirect=True)  # a counter, a hold and its expiry are one row elsewhere
+DAMAGES = [("w", "u", None), ("w", "h", None), ("w", "u", "many"), ("o", "h", "many"), ("b", "d", None), ("b", "d", "many"), ("s", "many", "1")]
+
+
+@IN_REDIS
+@pytest.mark.parametrize(("kind", "field", "value"), DAMAGES)
+async def test_a_damaged_counter_is_not_read_as_zero(
+    desk: Desk, vandal: Vandal, doubts: list[tuple[str, str]], kind: str, field: str, value: str | None
+) -> None:
+    """A hash that is there without one of its fields, or with one that is no number, was not made so: something of it was lost."""
+    refs = desk.refs({"w": desk.window(1000), "o": desk.concurrent(9), "b": desk.bucket(1000), "s": desk.sliding(1000)}[kind])
+    await desk.admit(refs, 9, 0)
+    vandal.field(refs.refs[0].key, field, value)
+    with pytest.raises(LedgerRecovering, match="a counter is damaged"):
+        await desk.admit(refs, 1, 0, hold_id="new")
+    assert doubts == [("t", "a counter is damaged")]
+
+
+@IN_REDIS
+async def test_a_lost_record_of_one_hold_is_noticed_when_it_expires(
+    desk: Desk, vandal: Vandal, doubts: list[tuple[str, str]], backend: Backend
+) -> None:
+    """Its expiry still tells of it. Passed over, what it held would be held for ever. Nothing is charged that the seeding would not know of."""
+    await desk.admit(refs_of(desk), 10, 0, 1, 0, ttl_ms=TTL_MS)
+    await desk.admit(refs_of(desk), 10, 0, 1, 0, ttl_ms=TTL_MS, hold_id="other")
+    vandal.record("other")
+    await backend.wait(TTL_MS + 10)
+    assert await desk.ledger.sweep(64) == []
+    assert doubts == [("t", "the record of a hold is missing")]
+
+
 async def test_what_an_admission_swept_before_it_noticed_is_not_forgotten(desk: Desk, vandal: Vandal, backend: Backend) -> None:
     """Somebody has to write the records of those requests: the next sweep returns them."""
     await desk.admit(desk.refs(desk.concurrent(9)), 1, 0, ttl_ms=TTL_MS)

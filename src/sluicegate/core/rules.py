@@ -260,9 +260,8 @@ def _record(book: Book, tree: str, hold_id: str) -> Hold | None:
 
 def _charge_due(book: Book, tree: str, limit: int) -> tuple[Swept, ...]:
     swept = []
-    for hold_id in book.due(tree, limit):
-        hold = book.hold(tree, hold_id)
-        if hold is None or hold.state != "open":
+    for hold_id, hold in _due(book, tree, limit):
+        if hold.state != "open":
             book.drop_hold(tree, hold_id)
             continue
         hold.state = book.expired_state
@@ -272,6 +271,17 @@ def _charge_due(book: Book, tree: str, limit: int) -> tuple[Swept, ...]:
         book.put_hold(tree, hold_id, hold, book.now_ms + EXPIRED_KEPT_MS)
         swept.append(_swept(hold_id, hold))
     return tuple(swept)
+
+
+def _due(book: Book, tree: str, limit: int) -> list[tuple[str, Hold]]:
+    """Holds whose expiry has passed. One that has an expiry and no record was lost."""
+    holds = []
+    for hold_id in book.due(tree, limit):
+        hold = book.hold(tree, hold_id)
+        if hold is None:
+            raise Lost("the record of a hold is missing")
+        holds.append((hold_id, hold))
+    return holds
 
 
 def _swept(hold_id: str, hold: Hold) -> Swept:

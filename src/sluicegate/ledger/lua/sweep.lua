@@ -11,4 +11,5 @@ local known = ARGV[3] + 0
 --@advance
 call('ZREMRANGEBYSCORE', INDEX, '-inf', now_ms)
 local swept = charge(call('ZRANGEBYSCORE', EXPIRIES, '-inf', now_ms, 'LIMIT', '0', ARGV[2]), ARGV[1])
+--@gone
 return {0, now_ms, seq, unpack(swept or {})}

@@ -8,6 +8,7 @@ local call, floor, ceil, max, min = redis.call, math.floor, math.ceil, math.max,
 local HOLDS, EXPIRIES, INDEX, EPOCH = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local time = call('TIME')
 local now_ms = time[1] * 1000 + floor(time[2] / 1000)
+local lost  -- why, once something that should be there turns out to be missing
 
 -- What a grant of g output tokens takes from a counter.
 local function amount(fixed, rate, g)

@@ -1,10 +1,18 @@
 -- charge: charges holds whose expiry has passed as `expired_state` says (h, s), forgets old records. `concurrent` is released, refilling
--- counters keep what they took. Returns nil or a list of {id, tag, g, seen, key, amount, key, amount ...}.
+-- counters keep what they took. Of a hold that has an expiry and no record, the record was lost: then nothing is charged.
+-- Returns nil or a list of {id, tag, g, seen, key, amount, key, amount ...}.
 local function charge(ids, expired_state)
-  local swept
-  for _, id in ipairs(ids) do
-    local hold = read_hold(id)
-    if not hold or hold[2] ~= 'o' then
+  local swept, holds = nil, {}
+  for i, id in ipairs(ids) do
+    holds[i] = read_hold(id)
+    if not holds[i] then
+      lost = 'the record of a hold is missing'
+      return nil
+    end
+  end
+  for i, id in ipairs(ids) do
+    local hold = holds[i]
+    if hold[2] ~= 'o' then
       drop_hold(id)
     else
       hold[2] = expired_state

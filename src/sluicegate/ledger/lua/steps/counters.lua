@@ -5,7 +5,7 @@ local SLICES, COUNTER_GRACE_MS = 60, 3600000
 local FAR_MS = 2 ^ 52  -- no expiry is later than this, however large a debt: a script must not fail between two writes
 local figures = {cmsgpack.unpack(ARGV[1])}
 local counters = (#figures - 3) / 4
-local lost  -- why, once something that should be there turns out to be missing
+local DAMAGED = 'a counter is damaged'  -- there, without a field that every write puts, or with one that is no number
 
 -- A sliding window, a hash of slice number -> amount: its sum, and the time until its first slice leaves. With `more`, after adding it to a slice.
 local function slide(key, per_ms, slot, more)
@@ -13,8 +13,10 @@ local function slide(key, per_ms, slot, more)
   local sum, first, before, left = 0, nil, 0, {}
   local current = floor(now_ms / per_ms)
   for j = 1, #f, 2 do
-    local number, n = f[j] + 0, f[j + 1] + 0
-    if number < current - SLICES then
+    local number, n = tonumber(f[j]), tonumber(f[j + 1])
+    if not (number and n) then
+      lost = DAMAGED
+    elseif number < current - SLICES then
       left[#left + 1] = f[j]
     elseif number == slot then
       before = n
@@ -43,21 +45,28 @@ local function level(i)
   local key, kind, a = KEYS[4 + i], figures[4 * i], figures[4 * i + 2]
   if kind == 'b' then
     local f, per_ms = call('HMGET', key, 'd', 'r', 't', 'f'), figures[4 * i + 3]
-    if not f[1] then return 0, 0, 0, now_ms, now_ms end
-    local time_ms = max(now_ms, f[3] + 0)
-    local x = (time_ms - f[3]) * a + f[2]
-    local deficit = f[1] - floor(x / per_ms)
+    local d, r, t = tonumber(f[1]), tonumber(f[2]), tonumber(f[3])
+    if not (d and r and t) then
+      if f[1] or f[3] then lost = DAMAGED end
+      return 0, 0, 0, now_ms, now_ms
+    end
+    local time_ms = max(now_ms, t)
+    local x = (time_ms - t) * a + r
+    local deficit = d - floor(x / per_ms)
     if deficit <= 0 then return 0, 0, 0, time_ms, time_ms end
     return deficit, 0, x % per_ms, time_ms, (f[4] or 0) + 0
   elseif kind == 's' then
     return slide(key, a)
   end
   local f = call('HMGET', key, 'u', 'h')
-  if kind == 'w' and not f[2] then
+  local used, held = tonumber(f[1]), tonumber(f[2])
+  if f[1] and not used or f[2] and not held or kind == 'w' and not used ~= not held then
+    lost = DAMAGED
+  elseif kind == 'w' and not held then
     local scores = call('ZMSCORE', INDEX, '', key)
     if not scores[1] or (scores[2] and scores[2] + 0 > now_ms) then lost = 'a counter is missing, or the index of counters' end
   end
-  return (f[1] or 0) + 0, (f[2] or 0) + 0, f[2]
+  return used or 0, held or 0, held
 end
 
 -- Takes `more` from bucket i at the level read before, or gives it back; returns the new deficit. A bucket is forgotten when it would be full; one
