@@ -274,6 +274,9 @@ class Gateway:
         trip.first_byte_s = now - trip.exchange.arrived
         answers.start_stream(trip, attempt, now)
         await relay.rest()
+        if relay.bad_events:
+            deployment = attempt.deployment.id
+            log.warning("upstream events are not readable", request_id=trip.request_id, deployment=deployment, events=relay.bad_events)
         attempt.granted = relay.granted(attempt.granted)
         attempt.usage = relay.usage
 

@@ -18,7 +18,7 @@ from typing import Any, Literal, Protocol
 from sluicegate import growth as growing
 from sluicegate.core.meter import Meter
 from sluicegate.core.usage import Usage, merge
-from sluicegate.dialects.form import Event, Failure
+from sluicegate.dialects.form import Delta, Event, Failure
 from sluicegate.growth import Growth, Pace, Why
 from sluicegate.http.exchange import Exchange
 from sluicegate.http.upstream import Call, UpstreamError
@@ -88,7 +88,7 @@ class Relay:
         self._write_timeout_s = write_timeout_s
         self._clock = clock
         self._ready: list[bytes] = []
-        self._waiting: deque[tuple[int, bytes]] = deque()  # (seen at which it is covered, bytes)
+        self._waiting: deque[tuple[int, bytes, list[tuple[int, str]]]] = deque()  # (seen at which it is covered, bytes, finishes in it)
         self._done = False  # the upstream has said all
         self._flowing = False  # the response has been started: what is covered goes out
         self._unsent = 0
@@ -158,6 +158,9 @@ class Relay:
     def cut(self, why: Why) -> None:
         """Closes the upstream at once; what is not covered is not delivered."""
         self._call.close()
+        for _, _, finishes in self._waiting:
+            for choice, _ in finishes:  # the client has not been told of that end
+                self.finishes.pop(choice, None)
         self._waiting.clear()
         self.truncated = why
         self.ended = "truncated"
@@ -220,9 +223,10 @@ class Relay:
                 raw = self._write_event(event, False)
             elif kind == "bad":
                 self.bad_events += 1
+                meter.add(Delta(0, raw.decode("utf-8", "replace")))  # it may have been output, all of it
                 continue
             if self._waiting or not self._covered(meter.seen):
-                self._waiting.append((meter.seen, raw))
+                self._waiting.append((meter.seen, raw, event.finishes))
             else:
                 self._ready.append(raw)
 

@@ -201,6 +201,15 @@ async def test_unreadable_events_are_left_out_and_counted() -> None:
     assert (relay.ended, relay.bad_events, stage.exchange.data) == ("complete", 1, text(1) + text(2) + STOP)
 
 
+async def test_unreadable_events_may_have_been_output() -> None:
+    """What they hold is billed whether it can be read or not: without usage at the end, it would be free."""
+    stage = Stage(granted=10_000, want=10_000)
+    broken = b'data: {"choices":[{"index":0,"delta":{"content":"\xff tok"}}]}\n\n'
+    await stage.feed(text(1), *[broken] * 20, STOP + DONE)
+    assert ((await stage.ended()).bad_events, stage.forwarded) == (20, 1)
+    assert stage.meter.seen >= 20 * len(b" tok")
+
+
 # -- how it ends --------------------------------------------------------------------------------------------------------------------------
 
 
@@ -494,6 +503,7 @@ async def test_an_answer_that_is_over_before_the_ledger_has_answered(answer: str
         assert (relay.ended, relay.tail, stage.forwarded) == ("complete", DONE, 40)
     else:
         assert (relay.ended, relay.truncated, stage.forwarded) == ("truncated", "budget" if answer == "refuse" else "ledger", 10)
+        assert relay.finishes == {}  # what was told of an end went with what was not delivered
 
 
 async def test_a_partial_grant_after_the_end_is_asked_for_again() -> None:
