@@ -32,7 +32,7 @@ from sluicegate.trip import Attempt
 from support_fuzz import Watch, profile
 from support_fuzz_upstream import SECRET, Answer, answers, outputs
 from support_inloop import MARKERS, Bench, Reply, chunk, running, sse
-from support_sockets import read_request, scripted
+from support_sockets import read_request, scripted, settle
 
 KEYS = tuple(f"sk-k{number}" for number in range(40))  # some answers report so much that it uses up any limit
 LIMITS = "[4503599627370495 tokens/lifetime, $4000000/lifetime, 1M requests/s, 64 concurrent]"
@@ -162,6 +162,7 @@ class Fuzz:
         replies = await asyncio.gather(*(self._reply(key, number, told[number][0], number < leaving) for number in range(len(told))))
         bench.connections.clear()
         await bench.quiet()
+        await settle()  # a record is told a turn after its settlement
         assert self.complaints.heard == []
         await self._look_at_ledger(key)
         assert len(bench.records) == len(told)
