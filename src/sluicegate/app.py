@@ -23,7 +23,7 @@ from sluicegate.core.claims import Swept
 from sluicegate.core.counters import deployment_tree, refs
 from sluicegate.core.estimate import Learned
 from sluicegate.core.record import Record, Spent
-from sluicegate.core.tenants import Counter, Deployment, Policy
+from sluicegate.core.tenants import Deployment, Policy
 from sluicegate.gateway import Gateway
 from sluicegate.http.exchange import Exchange
 from sluicegate.http.server import Server
@@ -74,14 +74,6 @@ def deployments(policy: Policy) -> Iterator[Deployment]:
         yield from model.deployments
 
 
-def counters(policy: Policy) -> Iterator[Counter]:
-    """All counters of all keys and deployments; one that binds several comes as often."""
-    for key in policy.keys.values():
-        yield from key.counters
-    for deployment in deployments(policy):
-        yield from deployment.counters
-
-
 class Worker:
     """Everything that one worker process is made of."""
 
@@ -100,7 +92,7 @@ class Worker:
         self._pools = {name: Pool(provider.base_url, ca_file=provider.ca_file, proxy=provider.proxy) for name, provider in providers.items()}
         ids, boot, trees = itertools.count(1), secrets.token_hex(6), counters_by_tree(policy)
         self.records = Records(config.records)
-        self.notices = Notices(self.metrics, counters(policy), self.ledger.peek)
+        self.notices = Notices(self.metrics, itertools.chain.from_iterable(trees.values()), self.ledger.peek)
         self._journal = Journal.open(config.journal, boot, loop, _journal_state)
         self._outbox = Outbox(self.ledger, self._journal, self.records, config.journal, trees, self.notices.on_marks, self._late)
         self.gateway = Gateway(

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from sluicegate.core import counters as counting
+from sluicegate.core.book import refilled
 from sluicegate.core.claims import Ref, RefSet, Reply, Seed
 from sluicegate.core.tenants import Counter, Policy
 from sluicegate.records.rows import Sum
@@ -88,16 +89,10 @@ def deficit(ref: Ref, slices: dict[int, int], slice_ms: int, now_ms: int) -> int
     time_ms = 0
     for number in sorted(slices):
         at_ms = min((number + 1) * slice_ms, now_ms)
-        lacking, rest = _refilled(ref, lacking, rest, at_ms - time_ms)
+        lacking, rest = refilled(ref, lacking, rest, at_ms - time_ms)
         lacking += slices[number]
         time_ms = at_ms
-    return _refilled(ref, lacking, rest, now_ms - time_ms)[0]
-
-
-def _refilled(ref: Ref, lacking: int, rest: int, elapsed_ms: int) -> tuple[int, int]:
-    x = elapsed_ms * ref.gain + rest
-    lacking -= x // ref.per_ms
-    return (lacking, x % ref.per_ms) if lacking > 0 else (0, 0)
+    return refilled(ref, lacking, rest, now_ms - time_ms)[0]
 
 
 def _slices(question: Question, answer: dict[int, int]) -> dict[int, int]:

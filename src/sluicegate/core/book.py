@@ -185,16 +185,22 @@ def room_on(ref: Ref, state: tuple[int, int]) -> int:
     return ref.ceiling - state[0] - (state[1] if ref.kind in ("w", "o") else 0)
 
 
+def refilled(ref: Ref, deficit: int, remainder: int, elapsed_ms: int) -> tuple[int, int]:
+    """Deficit and remainder of a bucket after so long."""
+    x = elapsed_ms * ref.gain + remainder
+    deficit -= x // ref.per_ms
+    return (deficit, x % ref.per_ms) if deficit > 0 else (0, 0)
+
+
 def _refilled(book: Book, ref: Ref) -> list[int]:
     """A bucket now. Time never runs backwards; a full bucket keeps no remainder."""
     counter = book.counter(ref.key)
     if not counter:
         return [0, 0, book.now_ms, book.now_ms]
-    deficit, remainder, before_ms, full_ms = counter[0], counter[1], counter[2], counter[3]
+    before_ms, full_ms = counter[2], counter[3]
     time_ms = max(book.now_ms, before_ms)
-    x = (time_ms - before_ms) * ref.gain + remainder
-    deficit -= x // ref.per_ms
-    return [deficit, x % ref.per_ms, time_ms, full_ms] if deficit > 0 else [0, 0, time_ms, time_ms]
+    deficit, remainder = refilled(ref, counter[0], counter[1], time_ms - before_ms)
+    return [deficit, remainder, time_ms, full_ms if deficit else time_ms]
 
 
 def _slices(book: Book, ref: Ref) -> dict[int, int]:

@@ -34,7 +34,7 @@ from sluicegate.core.book import (
     state_of,
     take,
 )
-from sluicegate.core.claims import Admission, Announcement, Extension, RefSet, Reply, Seed, Settled, Settlement, Swept
+from sluicegate.core.claims import Admission, Announcement, Extension, Ref, RefSet, Reply, Seed, Settled, Settlement, Swept
 
 SWEEP_IN_ADMIT = 4
 PLENTY = 8  # all of `want` is granted at once when the room is at least this many times it
@@ -97,7 +97,7 @@ def announce(book: Book, a: Announcement) -> None:
             continue
         fixed, rate = a.amounts[2 * i], a.amounts[2 * i + 1]
         take(book, tree, ref, amount(fixed, rate, a.g))
-        claims.append(HoldClaim(ref.key, ref.kind, fixed, rate, now_ms // ref.per_ms if ref.kind == "s" else now_ms if ref.kind == "b" else 0))
+        claims.append(_claim(ref, fixed, rate, now_ms))
     book.put_hold(tree, a.hold_id, Hold(1, "open", a.g, a.seen, a.tag, claims), now_ms + a.ttl_ms)
 
 
@@ -152,7 +152,7 @@ def _admit(book: Book, a: Admission, swept: tuple[Swept, ...]) -> Reply:
     for i, ref in enumerate(refs):
         fixed, rate = a.amounts[2 * i], a.amounts[2 * i + 1]
         states[i] = take(book, tree, ref, amount(fixed, rate, g))
-        claims.append(HoldClaim(ref.key, ref.kind, fixed, rate, now_ms // ref.per_ms if ref.kind == "s" else now_ms if ref.kind == "b" else 0))
+        claims.append(_claim(ref, fixed, rate, now_ms))
     book.put_hold(tree, a.hold_id, Hold(1, "open", g, 0, a.tag, claims), now_ms + a.ttl_ms)
     return Reply("granted", now_ms, g, room, tuple(states), swept)
 
@@ -248,6 +248,10 @@ def sweep(book: Book, tree: str, limit: int) -> tuple[Swept, ...]:
 
 
 # -- steps --------------------------------------------------------------------------------------------------------------------------------
+
+
+def _claim(ref: Ref, fixed: int, rate: int, now_ms: int) -> HoldClaim:
+    return HoldClaim(ref.key, ref.kind, fixed, rate, now_ms // ref.per_ms if ref.kind == "s" else now_ms if ref.kind == "b" else 0)
 
 
 def _record(book: Book, tree: str, hold_id: str) -> Hold | None:
