@@ -152,7 +152,21 @@ class _Wire(asyncio.Protocol):
             self._other.transport.abort()
 
 
-class Redis:
+class _Process:
+    """What can be done to any process of a stand."""
+
+    _child: Child | None = None
+
+    def pause(self) -> None:
+        assert self._child is not None
+        self._child.send(SIGSTOP)
+
+    def resume(self) -> None:
+        assert self._child is not None
+        self._child.send(SIGCONT)
+
+
+class Redis(_Process):
     """A Redis whose data survive a restart or do not."""
 
     def __init__(self, directory: Path, name: str = "redis") -> None:
@@ -160,7 +174,6 @@ class Redis:
         self.url = f"redis://127.0.0.1:{self.port}/0"
         self._directory = directory / name
         self._directory.mkdir()
-        self._child: Child | None = None
         self.start()
 
     @property
@@ -182,14 +195,6 @@ class Redis:
             if self._child.process.poll() is None:
                 self._child.send(SIGCONT)
             self._child.stop(SIGKILL)
-
-    def pause(self) -> None:
-        assert self._child is not None
-        self._child.send(SIGSTOP)
-
-    def resume(self) -> None:
-        assert self._child is not None
-        self._child.send(SIGCONT)
 
     def restart(self, keep: bool, away_s: float = 0.0) -> None:
         """keep: with all of its data, as it answers nothing more once it begins to save them; otherwise empty."""
@@ -232,7 +237,7 @@ class Redis:
         return self._directory / "dump.rdb"
 
 
-class Replica:
+class Replica(_Process):
     """One gateway, always on the same port."""
 
     def __init__(self, directory: Path, name: str, config: Mapping[str, Any], clock_s: int) -> None:
@@ -248,7 +253,6 @@ class Replica:
             # The monotonic clock is moved by the same constant, which no difference shows. Told to leave it alone, the library makes every sleep of
             # a thread fail, and lets threads wait for each other by a clock that the kernel does not have.
             self._env = {"LD_PRELOAD": str(faketime()), "FAKETIME": f"{clock_s:+d}s"}
-        self._child: Child | None = None
 
     @property
     def pid(self) -> int:
@@ -277,14 +281,6 @@ class Replica:
         if self._child is not None:
             with contextlib.suppress(AssertionError):
                 self._child.stop(SIGTERM)
-
-    def pause(self) -> None:
-        assert self._child is not None
-        self._child.send(SIGSTOP)
-
-    def resume(self) -> None:
-        assert self._child is not None
-        self._child.send(SIGCONT)
 
     @property
     def logged(self) -> str:
@@ -487,10 +483,3 @@ def wait_idle(urls: Sequence[str]) -> None:
         time.sleep(0.05)
 
 
-@contextlib.contextmanager
-def timed() -> Iterator[list[float]]:
-    """Seconds that the block took."""
-    taken: list[float] = []
-    started = time.monotonic()
-    yield taken
-    taken.append(time.monotonic() - started)

@@ -2,13 +2,25 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import structlog
+from structlog.testing import LogCapture
 
 from support_gateway import running_redis
 from support_ledgers import BACKENDS, Backend, backend_of
 from support_postgres import fresh, running_postgres
 from support_redis import Cluster, running_cluster
+
+
+@pytest.fixture
+def logged() -> Iterator[list[Any]]:
+    """What structlog is told during a test."""
+    capture = LogCapture()
+    structlog.configure(processors=[capture])
+    yield capture.entries
+    structlog.reset_defaults()
 
 
 @pytest.fixture(scope="session")

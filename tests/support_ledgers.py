@@ -88,6 +88,19 @@ class Backend:
             self.clock.now_ms += ms
 
 
+class Log:
+    """The events that a ledger logged; `away` and `fails` lines are changes of state."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def info(self, event: str, **fields: object) -> None:
+        if not str(fields.get("link", "")).endswith("-back"):
+            self.lines.append(event)
+
+    warning = info
+
+
 class Vandal:
     """Destroys parts of what ledgers of one backend keep, past them."""
 

@@ -2,14 +2,12 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-import structlog
-from structlog.testing import LogCapture
 
 from sluicegate.ledger.contract import LedgerUnavailable
 from support_inloop import PROMPT_TOKENS, Bench, Connection, Reply, fresh_redis, request, running
@@ -503,14 +501,6 @@ async def test_a_deployment_may_have_a_reserve(tmp_path: Path) -> None:
 
 
 # -- warnings -----------------------------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def logged() -> Iterator[list[Any]]:
-    capture = LogCapture()
-    structlog.configure(processors=[capture])
-    yield capture.entries
-    structlog.reset_defaults()
 
 
 @BACKEND

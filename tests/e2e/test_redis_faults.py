@@ -21,22 +21,9 @@ from sluicegate.core.claims import Admission, Settlement
 from sluicegate.ledger.contract import LedgerUnavailable
 from sluicegate.ledger.redis import RedisLedger
 from support_gateway import Child, free_port, pongs
-from support_ledgers import Desk, use
+from support_ledgers import Desk, Log, use
 
 TIMEOUT_MS = 300
-
-
-class Log:
-    """The events that a ledger logged; `away` and `fails` lines are changes of state."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def info(self, event: str, **fields: object) -> None:
-        if not str(fields.get("link", "")).endswith("-back"):
-            self.lines.append(event)
-
-    warning = info
 
 
 class Server:

@@ -23,23 +23,10 @@ from sluicegate.ledger.redis import RedisLedger
 from sluicegate.ledger.topology import SLOTS
 from support_gateway import free_port
 from support_inloop import Bench, running
-from support_ledgers import Desk, use
+from support_ledgers import Desk, Log, use
 from support_redis import Cluster, Move, Server, Watched, redis_port, running_cluster, until, watched
 
 TIMEOUT_MS = 500
-
-
-class Log:
-    """What a ledger logged."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def info(self, event: str, **fields: object) -> None:
-        if not str(fields.get("link", "")).endswith("-back"):
-            self.lines.append(event)
-
-    warning = info
 
 
 class Worker:

@@ -1,12 +1,7 @@
 """What an operator is told: warnings of limits, shadow refusals, overruns."""
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
-
-import pytest
-import structlog
-from structlog.testing import LogCapture
 
 from sluicegate.core.claims import RefSet, Reply
 from sluicegate.core.counters import group, refs
@@ -19,14 +14,6 @@ from sluicegate.observe.notices import Notices
 NOW_MS = 1_764_514_790_000  # 2025-11-30T14:59:50Z
 TEAM = Scope("acme/team", "team", "team")
 DOLLARS: dict[str, Any] = {"amount": 5, "unit": "usd", "per": "day", "warn_at": [0.8, 0.95, 1.0]}
-
-
-@pytest.fixture
-def logged() -> Iterator[list[Any]]:
-    capture = LogCapture()
-    structlog.configure(processors=[capture])
-    yield capture.entries
-    structlog.reset_defaults()
 
 
 class Peeked:
