@@ -217,7 +217,8 @@ class Gateway:
             return None
         attempt.usage = relay.usage
         if relay.failure is not None:
-            return classify.failed(call.status, call.headers, relay.failure, relay.usage is not None, deployment.provider.headers)
+            billed = relay.usage is not None or attempt.meter.seen > 0  # events that could not be read may have been output
+            return classify.failed(call.status, call.headers, relay.failure, billed, deployment.provider.headers)
         return classify.broken(relay.error.reason if relay.error is not None else "incomplete", True)
 
     async def _whole_answer(self, trip: Trip, attempt: Attempt, request: Request) -> Outcome | None:

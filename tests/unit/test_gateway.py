@@ -360,6 +360,21 @@ async def test_an_unbilled_attempt_passes_its_hold_on(tmp_path: Path, failure: s
     assert (used["tokens"], used["requests"], used["d requests"]) == (INPUT + 4, 1, 0 if failure == "connect" else 1)
 
 
+async def test_an_error_behind_what_could_not_be_read_may_have_been_billed(stage: Stage) -> None:
+    """The upstream may have produced something before its error: nobody can tell, so the attempt is charged."""
+    exchange = await stage.send(stream=True)
+    stage.call("a").answer()
+    stage.call("a").feed(b"data: {bro\n\n" + sse({"error": {"message": "overloaded", "code": 503}}))
+    stage.call("a").end()
+    await settle()
+    stage.call("b").answer()
+    stage.call("b").feed(text(4) + STOP + sse(usage_chunk(INPUT, 4)) + DONE)
+    stage.call("b").end()
+    await stage.over()
+    assert exchange.status == 200
+    assert await stage.used() == {"tokens": 2 * INPUT + 100 + 4}
+
+
 async def test_a_billed_attempt_is_charged_before_the_next_is_held(tmp_path: Path) -> None:
     """A timeout after the request was written: its outcome is unknown, so all it may have cost is charged, and the next needs room of its own."""
     stage = Stage(tmp_path, limits=f"[{2 * (INPUT + 100) - 1} tokens/day]")
