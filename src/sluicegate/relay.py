@@ -18,7 +18,7 @@ from typing import Any, Literal, Protocol
 from sluicegate import growth as growing
 from sluicegate.core.meter import Meter
 from sluicegate.core.usage import Usage, merge
-from sluicegate.dialects.form import Delta, Event, Failure
+from sluicegate.dialects.form import Event, Failure
 from sluicegate.growth import Growth, Pace, Why
 from sluicegate.http.exchange import Exchange
 from sluicegate.http.upstream import Call, UpstreamError
@@ -223,7 +223,7 @@ class Relay:
                 raw = self._write_event(event, False)
             elif kind == "bad":
                 self.bad_events += 1
-                meter.add(Delta(0, raw.decode("utf-8", "replace")))  # it may have been output, all of it
+                meter.add_unreadable(raw.decode("utf-8", "replace"))
                 continue
             if self._waiting or not self._covered(meter.seen):
                 self._waiting.append((meter.seen, raw, event.finishes))

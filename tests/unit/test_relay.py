@@ -208,6 +208,7 @@ async def test_unreadable_events_may_have_been_output() -> None:
     await stage.feed(text(1), *[broken] * 20, STOP + DONE)
     assert ((await stage.ended()).bad_events, stage.forwarded) == (20, 1)
     assert stage.meter.seen >= 20 * len(b" tok")
+    assert stage.meter.least == 1 + 20  # no more than that is certain: it is charged beyond any cap
 
 
 # -- how it ends --------------------------------------------------------------------------------------------------------------------------

@@ -125,6 +125,12 @@ class Meter:
             self.largest = max(self.largest, seen - self.seen)
             self.seen = seen
 
+    def add_unreadable(self, text: str) -> None:
+        """Counts an event that cannot be read: all of it may have been output, at least a token was."""
+        least = self.least
+        self.add(Delta(0, text))
+        self.least = least + 1
+
 
 class EventMeter(Meter):
     """The output of one stream whose upstream sends each token in an event of its own, and keeps to the `cap` over all choices that it was sent.
