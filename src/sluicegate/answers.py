@@ -3,7 +3,9 @@
 from sluicegate.core import refusals
 from sluicegate.core.classify import MESSAGE_MAX, mask
 from sluicegate.core.usage import Usage
+from sluicegate.dialects.between import Reader as TranslatedReader
 from sluicegate.reject import Reject
+from sluicegate.relay import Relay
 from sluicegate.trip import Attempt, Trip
 
 # Header lines of our own making: ids, numbers, and names that the configuration has checked. None can hold a control character.
@@ -33,7 +35,7 @@ def finish(trip: Trip, now: float) -> None:
     elif attempt.relay is None:
         _unary(trip, attempt, now)
     elif attempt.relay.ended == "complete":
-        exchange.finish(attempt.relay.tail)
+        exchange.finish(attempt.relay.tail or _last(attempt, attempt.relay))
     elif attempt.relay.ended == "truncated":
         exchange.finish(_truncation(trip, attempt))
     else:
@@ -50,25 +52,32 @@ def _unary(trip: Trip, attempt: Attempt, now: float) -> None:
     trip.exchange.finish(attempt.body)
 
 
+def _last(attempt: Attempt, relay: Relay) -> bytes:
+    """The last bytes of a stream that the client reads in another dialect than it came in: written when the usage is known."""
+    reader, charge = relay.reader, attempt.charge
+    assert isinstance(reader, TranslatedReader) and charge is not None
+    return reader.last(Usage(charge.input_tokens, charge.output_tokens))
+
+
 def _truncation(trip: Trip, attempt: Attempt) -> bytes:
     relay, request = attempt.relay, trip.request
     assert relay is not None and request is not None and attempt.charge is not None
     charge = attempt.charge
     usage = Usage(charge.input_tokens, charge.output_tokens) if request.include_usage else None
     unfinished = [choice for choice in range(request.choices) if choice not in relay.finishes]
-    return trip.dialect.write_truncation(relay.reader.head, unfinished, relay.truncated, usage)
+    return attempt.via.write_truncation(relay.reader.head, relay.after, unfinished, relay.truncated, usage)
 
 
 def _reject(trip: Trip, rejected: Reject, now: float) -> None:
     if trip.status:  # the answer has been started
         _break(trip, rejected.message, rejected.type, rejected.code)
         return
-    trip.status = rejected.status
+    trip.status = trip.dialect.STATUS.get(rejected.code, rejected.status)
     extra: dict[str, object] = {"request_id": trip.request_id}
     if rejected.detail is not None:
         extra["sluicegate"] = rejected.detail
-    body = trip.dialect.write_error(rejected.status, rejected.message, rejected.type, rejected.param, rejected.code, extra)
-    trip.exchange.start(rejected.status, rejected.headers, len(body), _common(trip, now) + _JSON)
+    body = trip.dialect.write_error(trip.status, rejected.message, rejected.type, rejected.param, rejected.code, extra)
+    trip.exchange.start(trip.status, rejected.headers, len(body), _common(trip, now) + _JSON)
     trip.exchange.finish(body)
 
 

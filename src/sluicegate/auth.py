@@ -21,8 +21,8 @@ class Credentials:
         self._presented: dict[bytes, Key] = {}
 
     def identify(self, headers: Mapping[bytes, bytes]) -> Key:
-        """The key that a request presents as a bearer token. Raises Reject 401."""
-        presented = headers.get(b"authorization", b"")
+        """The key that a request presents as a bearer token, or in `x-api-key` as Anthropic's clients do. Raises Reject 401."""
+        presented = headers.get(b"authorization") or _bearer(headers.get(b"x-api-key", b""))
         key = self._presented.get(presented)
         return key if key is not None else self._look_up(presented)
 
@@ -35,3 +35,7 @@ class Credentials:
             self._presented.clear()
         self._presented[presented] = key
         return key
+
+
+def _bearer(secret: bytes) -> bytes:
+    return b"Bearer " + secret if secret else b""

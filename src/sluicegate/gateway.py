@@ -22,7 +22,9 @@ from sluicegate.core.meter import EventMeter, Meter, sends_each_token
 from sluicegate.core.plan import Plan, Plans
 from sluicegate.core.record import Record
 from sluicegate.core.tenants import Key, Policy
+from sluicegate.dialects.content import Inexpressible
 from sluicegate.dialects.form import BadRequest, Request, Target
+from sluicegate.dialects.registry import between
 from sluicegate.growth import Growth, Pace
 from sluicegate.holding import Holding
 from sluicegate.http.exchange import BodyTooLarge, ClientGone, Exchange
@@ -30,6 +32,7 @@ from sluicegate.http.upstream import Pool, UpstreamError, read_all
 from sluicegate.ledger.contract import Ledger, LedgerRecovering, LedgerUnavailable
 from sluicegate.observe.notices import Notices
 from sluicegate.outbox import Outbox
+from sluicegate.providers import forwarded
 from sluicegate.reject import Reject
 from sluicegate.relay import Relay
 from sluicegate.trip import Attempt, Dialect, Trip
@@ -145,7 +148,11 @@ class Gateway:
                 if refused.here_only:
                     continue
                 break
-            outcome = await self._call(trip, attempt, request)
+            try:
+                outcome = await self._call(trip, attempt, request)
+            except Inexpressible as error:  # nothing was sent
+                rejected = reject.bad_request(error)
+                continue
             if outcome is None:
                 trip.answered = attempt
                 attempt.billed = "yes"
@@ -169,8 +176,13 @@ class Gateway:
         deployment, provider = attempt.deployment, attempt.deployment.provider
         covered = attempt.figures.want if attempt.extends else attempt.granted
         attempt.cap = attempt.figures.cap(covered) if covered else None
-        body = trip.dialect.write_request(request, Target(deployment.model, attempt.cap, deployment.cap_field, provider.stream_usage))
-        call = attempt.call = self._pools[provider.name].begin(b"POST", trip.dialect.PATH, provider.headers, body, trip.timeouts)
+        attempt.via, path = trip.dialect, deployment.path(trip.dialect.NAME)
+        if path is None:
+            attempt.via, path = between(trip.dialect.NAME, provider.dialect, request), deployment.path(provider.dialect)
+            assert path is not None
+        body = attempt.via.write_request(request, _target(trip, attempt))
+        headers = forwarded(provider, trip.exchange.headers)
+        call = attempt.call = self._pools[provider.name].begin(b"POST", path, headers, body, trip.timeouts)
         attempt.billed = "unknown"  # until something is known, however this ends
         trip.exchange.on_gone = attempt.client_left
         started = self._clock()
@@ -200,8 +212,8 @@ class Gateway:
         relay = attempt.relay = Relay(
             trip.exchange,
             call,
-            trip.dialect.StreamReader(),
-            trip.dialect.write_event,
+            attempt.via.StreamReader(),
+            attempt.via.write_event,
             attempt.meter,
             hide_usage=not request.include_usage,
             choices=request.choices,
@@ -226,13 +238,13 @@ class Gateway:
         assert call is not None
         ok = 200 <= call.status < 300
         body = call.take() if call.complete else await read_all(call, ANSWER_MAX if ok else ERROR_BODY_MAX)
-        answer = trip.dialect.read_answer(body)
+        answer = attempt.via.read_answer(body)
         attempt.usage = answer.usage
         if ok and answer.readable and answer.failure is None:
             if request.stream:
-                call.put_back(trip.dialect.streamed(body))
+                call.put_back(attempt.via.streamed(body))
                 return await self._first_output(trip, attempt, request, whole=True)
-            attempt.body, attempt.answer = body, answer
+            attempt.body, attempt.answer = answer.body or body, answer
             attempt.meter = self._text_meter(attempt)
             for delta in answer.deltas:
                 attempt.meter.add(delta)
@@ -293,6 +305,12 @@ class Gateway:
             attempt.figures, usage, meter, model=plan.model, deployment=attempt.deployment, key=plan.key, truncated=attempt.cut_short
         ):
             self._notices.overrun(attempt.deployment.id)
+
+
+def _target(trip: Trip, attempt: Attempt) -> Target:
+    deployment, provider = attempt.deployment, attempt.deployment.provider
+    foreign = trip.plan is not None and trip.plan.model.deployments[0].model != deployment.model  # the one that probably has written what came before
+    return Target(deployment.model, attempt.cap, deployment.cap_field, provider.stream_usage, provider.rejects, provider.renames, foreign)
 
 
 @types.coroutine

@@ -4,19 +4,31 @@ A row states facts on which the cap depends: `extend` and `stops_on_close` say t
 stops when the connection closes; `token_per_event` that a stream has an event for each token. They are False unless that is known.
 """
 
+from collections.abc import Mapping, Sequence
+from urllib.parse import quote
+
 import msgspec
+
+from sluicegate.core.tenants import Provider
+from sluicegate.dialects.registry import DIALECTS
 
 
 class Row(msgspec.Struct, frozen=True):
     """One kind of upstream. Pairs are (prefix of the model's name, value), the longer prefix first."""
 
-    dialect: str  # name of a module in dialects/
+    dialect: str  # name of a module in dialects/: what requests of any other are translated to
+    also: tuple[str, ...] = ()  # dialects that it speaks beside that one
     base_url: str = ""  # "": the operator must say
     auth_header: str = "authorization"
     auth_scheme: str = "Bearer "
+    path: str = "{path}"  # of a call, below the base URL; {path}: the dialect's own; {model}: the deployment's model
+    headers: tuple[tuple[str, str], ...] = ()  # sent with every call
+    forwards: tuple[str, ...] = ()  # headers of the client that concern this provider
     cap_field: str = "max_tokens"
     cap_fields: tuple[tuple[str, str], ...] = ()  # models that want another one
     stream_usage: bool = True  # accepts stream_options.include_usage
+    rejects: tuple[str, ...] = ()  # fields that it answers with an error
+    renames: tuple[tuple[str, str], ...] = ()  # fields that it knows by another name
     extend: bool = False
     stops_on_close: bool = False
     token_per_event: bool = False
@@ -40,6 +52,8 @@ _OPENAI_TOKENIZERS = (
 # Reasoning models refuse max_tokens: https://platform.openai.com/docs/api-reference/chat/create#chat_create-max_tokens
 _OPENAI_CAP_FIELDS = tuple((prefix, "max_completion_tokens") for prefix in ("gpt-5", "o1", "o3", "o4"))
 
+FORWARDED = ("traceparent", "tracestate")  # to every provider: https://www.w3.org/TR/trace-context/
+
 ROWS = {
     "openai": Row(
         "openai_chat",
@@ -49,12 +63,25 @@ ROWS = {
     ),
     "openai_compatible": Row("openai_chat"),
     # llama-cpp-python looks at the cap only where no character has begun: of four tokens that make one, three may come after it.
-    "llama_cpp": Row(
-        "openai_chat", base_url="http://127.0.0.1:8081/v1", extend=True, stops_on_close=True, token_per_event=True, cap_overrun=3
-    ),
+    "llama_cpp": Row("openai_chat", base_url="http://127.0.0.1:8081/v1", extend=True, stops_on_close=True, token_per_event=True, cap_overrun=3),
     "vllm": Row("openai_chat", base_url="http://127.0.0.1:8000/v1", extend=True, stops_on_close=True),
     "mock": Row("openai_chat", base_url="http://127.0.0.1:8089/v1", extend=True, stops_on_close=True),
 }
+
+
+def paths(row: Row, model: str) -> tuple[tuple[str, bytes], ...]:
+    """Where a model of this row is called, below the base URL, by the dialects that the row speaks."""
+    quoted = quote(model, safe="")
+    return tuple((name, row.path.format(path=DIALECTS[name].PATH.decode(), model=quoted).encode()) for name in (row.dialect, *row.also))
+
+
+def forwarded(provider: Provider, headers: Mapping[bytes, bytes]) -> Sequence[tuple[bytes, bytes]]:
+    """The headers of a call: the provider's own, and those of the client that concern it. Never a credential of the client."""
+    if provider.forwards.isdisjoint(headers):
+        return provider.headers
+    own = {name for name, _ in provider.headers}
+    names = [name for name in headers if name in provider.forwards and name not in own and headers[name].decode("latin-1").isprintable()]
+    return [*provider.headers, *((name, headers[name]) for name in names)]
 
 
 def tokenizer(row: Row, model: str) -> str:

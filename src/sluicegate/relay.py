@@ -88,11 +88,11 @@ class Relay:
         self._write_timeout_s = write_timeout_s
         self._clock = clock
         self._ready: list[bytes] = []
-        self._waiting: deque[tuple[int, bytes, list[tuple[int, str]]]] = deque()  # (seen at which it is covered, bytes, finishes in it)
+        self.after: Any = None  # `Event.after` of the last event that is covered
+        self._waiting: deque[tuple[int, bytes, Event]] = deque()  # (seen at which it is covered, bytes, what they tell)
         self._done = False  # the upstream has said all
         self._flowing = False  # the response has been started: what is covered goes out
-        self._unsent = 0
-        self._taken_at = 0.0
+        self._unsent, self._taken_at = 0, 0.0  # bytes; when the client last took some
         self._drain: asyncio.Future[None] | None = None  # a slow client is waited for
         self._watching: asyncio.TimerHandle | None = None
         self._blocked: asyncio.Future[None]  # of this task, while what comes is taken in without it
@@ -158,8 +158,8 @@ class Relay:
     def cut(self, why: Why) -> None:
         """Closes the upstream at once; what is not covered is not delivered."""
         self._call.close()
-        for _, _, finishes in self._waiting:
-            for choice, _ in finishes:  # the client has not been told of that end
+        for _, _, event in self._waiting:
+            for choice, _ in event.finishes:  # the client has not been told of that end
                 self.finishes.pop(choice, None)
         self._waiting.clear()
         self.truncated = why
@@ -226,9 +226,11 @@ class Relay:
                 meter.add_unreadable(raw.decode("utf-8", "replace"))
                 continue
             if self._waiting or not self._covered(meter.seen):
-                self._waiting.append((meter.seen, raw, event.finishes))
+                self._waiting.append((meter.seen, raw, event))
             else:
                 self._ready.append(raw)
+                if event.after is not None:
+                    self.after = event.after
 
     def _note(self, event: Event) -> None:
         for delta in event.deltas:
@@ -257,7 +259,9 @@ class Relay:
         if growth is not None and not self._done:
             growth.saw(meter.seen, meter.largest, now)
         while self._waiting and self._covered(self._waiting[0][0]):
-            self._ready.append(self._waiting.popleft()[1])
+            _, raw, event = self._waiting.popleft()
+            self._ready.append(raw)
+            self.after = event.after
         if not self._waiting:
             if self._done:
                 self.ended = "complete"

@@ -19,8 +19,10 @@ from sluicegate.gateway import Gateway
 from sluicegate.http.exchange import Exchange, Handler
 from sluicegate.ledger.contract import Ledger, LedgerUnavailable
 from sluicegate.reject import Reject
+from sluicegate.trip import Dialect
 
-CHAT_PATH = "/v1/chat/completions"
+# Answered by an upstream, in the dialect that the client speaks.
+_DIALECTS: dict[str, Dialect] = {"/v1/chat/completions": openai_chat}
 _JSON = (b"content-type", b"application/json")
 
 
@@ -40,8 +42,8 @@ class Surface:
         self._ready = ready  # "" or why not
         self._metrics = metrics
         self._may_scrape = may_scrape
-        self._routes: dict[str, tuple[str, Handler]] = {
-            CHAT_PATH: ("POST", self._chat),
+        self._routes: dict[str, tuple[str, Handler | None]] = {
+            **{path: ("POST", None) for path in _DIALECTS},  # handled above
             "/v1/models": ("GET", self._models),
             "/v1/usage": ("GET", self._usage),
             "/healthz": ("GET", self._health),
@@ -51,8 +53,9 @@ class Surface:
 
     def handle(self, exchange: Exchange) -> Awaitable[None]:
         """Serves one exchange. No layer of its own around the gateway: each costs every request at every wake-up."""
-        if exchange.path == CHAT_PATH and exchange.method == "POST":
-            return self._gateway.serve(exchange, openai_chat)
+        dialect = _DIALECTS.get(exchange.path)
+        if dialect is not None and exchange.method == "POST":
+            return self._gateway.serve(exchange, dialect)
         return self._other(exchange)
 
     async def _other(self, exchange: Exchange) -> None:
@@ -61,19 +64,17 @@ class Surface:
             if exchange.method != method and (exchange.method, method) != ("HEAD", "GET"):
                 wrong = f"{exchange.path} takes {method}, not {exchange.method}."
                 raise Reject(405, "invalid_request_error", "method_not_allowed", wrong, headers=((b"allow", method.encode()),))
+            assert handler is not None
             await handler(exchange)
         except Reject as rejected:
             answer_reject(exchange, rejected)
 
-    def _route(self, path: str) -> tuple[str, Handler]:
+    def _route(self, path: str) -> tuple[str, Handler | None]:
         if path in self._routes:
             return self._routes[path]
         shown = path if len(path) <= 200 else path[:200] + "..."
         served = ", ".join(f"{method} {route}" for route, (method, _) in self._routes.items())
         raise Reject(404, "invalid_request_error", "path_not_found", f"{shown!r} is not served here. Served: {served}.")
-
-    async def _chat(self, exchange: Exchange) -> None:
-        await self._gateway.serve(exchange, openai_chat)
 
     async def _models(self, exchange: Exchange) -> None:
         key = self._gateway.identify(exchange.headers)

@@ -5,7 +5,7 @@ A `Trip` is one request of a client, an `Attempt` one physical call with holds o
 
 import asyncio
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, Protocol
 
 from sluicegate.core import expired
@@ -36,20 +36,25 @@ def client_id(presented: bytes) -> str:
     return presented.decode() if presented and _CLIENT_ID.fullmatch(presented) else ""
 
 
-class Dialect(Protocol):
-    """A module in dialects/ (see dialects/form.py)."""
+class Via(Protocol):
+    """How one attempt is made and its answer read: the client's dialect, where the provider speaks it too, else what is between the two."""
 
-    @property
-    def NAME(self) -> str: ...
-    @property
-    def PATH(self) -> bytes: ...  # below the provider's base URL
-    def read_request(self, body: bytes) -> Request: ...
     def write_request(self, request: Request, target: Target) -> bytes: ...
     def read_answer(self, body: bytes) -> Answer: ...
     def streamed(self, body: bytes) -> bytes: ...
     def StreamReader(self) -> Reader: ...
     def write_event(self, event: Event, hide_usage: bool) -> bytes: ...
-    def write_truncation(self, head: Any, choices: Iterable[int], reason: str, usage: Usage | None) -> bytes: ...
+    def write_truncation(self, head: Any, after: Any, choices: Iterable[int], reason: str, usage: Usage | None) -> bytes: ...
+
+
+class Dialect(Via, Protocol):
+    """A module in dialects/ that clients speak (see dialects/form.py)."""
+
+    @property
+    def NAME(self) -> str: ...
+    @property
+    def STATUS(self) -> Mapping[str, int]: ...
+    def read_request(self, body: bytes) -> Request: ...
     def write_error(self, status: int, message: str, type: str, param: str | None, code: str | None, extra: dict[str, Any] | None) -> bytes: ...
     def write_stream_error(self, message: str, type: str, code: str | None, extra: dict[str, Any] | None) -> bytes: ...
 
@@ -74,13 +79,14 @@ class Attempt:
 
     __slots__ = (
         *("answer", "asked", "at_deployment", "billed", "body", "call", "cap", "charge", "closed", "deployment", "extends", "figures", "granted"),
-        *("held", "meter", "need", "relay", "usage", "visible"),
+        *("held", "meter", "need", "relay", "usage", "via", "visible"),
     )
 
     def __init__(self, hold_id: str, deployment: Deployment, figures: Figures, template: Template) -> None:
         self.deployment = deployment
         self.figures = figures
         self.held = Held(hold_id, template)
+        self.via: Via  # from the call on
         self.at_deployment: Held | None = None
         self.asked = 0  # times that the deployment's own limits were asked
         self.visible = False  # every token that is billed can be seen in a stream

@@ -30,7 +30,7 @@ MAY_IMPORT = {
     "http": {"core"},
     "observe": {"core"},
     "config": {"core", "providers", "ledger.address"},
-    "providers": {"core"},
+    "providers": {"core", "dialects.registry"},
     "journal": {"core"},
     "records": {"core"},
     "mock": {"core", "http"},

@@ -19,7 +19,7 @@ from sluicegate.core.counters import deployment_tree, group
 from sluicegate.core.limits import Limit, Priority
 from sluicegate.core.prices import Price
 from sluicegate.core.tenants import Budget, Counter, Deployment, Key, Model, Policy, Provider, Proxy, Scope, ScopeKind, Timeouts
-from sluicegate.providers import ROWS, Row, cap_field, tokenizer
+from sluicegate.providers import FORWARDED, ROWS, Row, cap_field, paths, tokenizer
 
 GLOBAL = "*"
 MARKS_OF_COUNTER_MAX = 48  # a bit for each, in a number that a double holds
@@ -126,7 +126,10 @@ class _Compiler:
             dialect=row.dialect,
             base_url=base_url,
             headers=self.headers(row, written, path),
+            forwards=frozenset(name.encode() for name in (*FORWARDED, *row.forwards)),
             stream_usage=row.stream_usage if written.stream_usage is None else written.stream_usage,
+            rejects=row.rejects,
+            renames=row.renames,
             extend=extend,
             stops_on_close=stops_on_close,
             token_per_event=row.token_per_event,
@@ -170,7 +173,7 @@ class _Compiler:
             self.problem(path, "must have no credentials, query or fragment; use api_key_env and headers")
 
     def headers(self, row: Row, written: schema.Provider, path: Path) -> tuple[tuple[bytes, bytes], ...]:
-        headers = {b"content-type": b"application/json"}
+        headers = {b"content-type": b"application/json", **{name.encode(): value.encode() for name, value in row.headers}}
         for name, value in written.headers.items():
             if not _HEADER_NAME.fullmatch(name) or not _HEADER_VALUE.fullmatch(value):
                 self.problem((*path, "headers", name), "is not a valid HTTP header")
@@ -240,6 +243,7 @@ class _Compiler:
             model=written.model,
             price=_price(written.price),
             extend=extend,
+            paths=paths(row, written.model),
             cap_field=settings.cap_field or cap_field(row, written.model),
             tokenizer=written.tokenizer or settings.tokenizer or tokenizer(row, written.model),
             context=written.context,

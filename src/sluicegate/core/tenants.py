@@ -63,10 +63,13 @@ class Provider(msgspec.Struct, frozen=True):
     """A base URL, a credential, a dialect, quirks: a row (providers.py) with what the operator overrides."""
 
     name: str
-    dialect: str  # name of a module in dialects/, e.g. openai_chat
+    dialect: str  # name of a module in dialects/, e.g. openai_chat: what requests of any other are translated to
     base_url: str
     headers: tuple[tuple[bytes, bytes], ...]  # credential included; never logged
+    forwards: frozenset[bytes] = frozenset()  # headers of the client that go to it
     stream_usage: bool = True  # accepts stream_options.include_usage
+    rejects: tuple[str, ...] = ()  # fields that it answers with an error
+    renames: tuple[tuple[str, str], ...] = ()  # fields that it knows by another name
     extend: bool = False  # every billed token is visible and generation stops on close
     stops_on_close: bool = False
     token_per_event: bool = False  # a stream has an event for each token
@@ -98,11 +101,19 @@ class Deployment(msgspec.Struct, frozen=True):
     context: int = 0  # tokens, 0 = unknown
     image_tokens: int = 0  # flat maximum per image, 0 = unknown (then a default applies)
     counters: tuple[Counter, ...] = ()  # its own limits: a hold of their own
+    paths: tuple[tuple[str, bytes], ...] = ()  # where it is called, below the base URL, by the dialects that it speaks
 
     @property
     def visible(self) -> bool:
         """Every token that is billed can be seen in a stream."""
         return self.extend or self.provider.token_per_event
+
+    def path(self, dialect: str) -> bytes | None:
+        """Where it is called in that dialect; None if it does not speak it."""
+        for name, path in self.paths:
+            if name == dialect:
+                return path
+        return None
 
 
 class Model(msgspec.Struct, frozen=True):

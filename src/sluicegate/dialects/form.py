@@ -2,17 +2,26 @@
 
 A dialect module is pure: bytes in, values out, no client, no clock, one stream reader per answer. It offers, under the same names in every module:
 
-    read_request(body) -> Request                        raises BadRequest naming the field
+    NAME, PATH                                           PATH: below a provider's base URL
     write_request(request, target) -> bytes              for the upstream; everything it does not act on passes as it came
     read_answer(body) -> Answer                          a unary answer, an error included
     streamed(body) -> bytes                              a unary answer as the stream that it might have been
     StreamReader().feed(data) -> list[Event]             whole events as they become complete; .end() -> list[Event] for what is left at EOF
-    write_answer / write_event / write_error / write_truncation / write_stream_error   for the client
+    write_event(event, hide_usage) -> bytes              for the client; b"" drops it
 
-Same dialect on both sides: `Event.raw` and the unary body pass as the bytes they came in.
+and, if clients speak it:
+
+    STATUS                                               HTTP statuses of error codes that its clients know by another one
+    read_request(body) -> Request                        raises BadRequest naming the field
+    write_error / write_stream_error / write_truncation
+
+Same dialect on both sides: `Event.raw` and the unary body pass as the bytes they came in. Else the two meet in the content form (content.py), which
+each dialect reads and writes in a module `<dialect>_content` (between.py says what that has).
+
+Finish reasons have OpenAI's names, whatever a provider calls them: stop, length, tool_calls, content_filter; any other is passed on as it came.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -36,7 +45,7 @@ class Request(msgspec.Struct, gc=False):
     stream: bool
     include_usage: bool  # the client asked for the usage chunk
     choices: int  # prompts x max(n, best_of), 1 to 128
-    cap: int | None  # output tokens per choice that the client allows; None: no cap sent
+    cap: int | None  # output tokens per choice that the client allows; None: no cap sent; 0: there is no output
     thinking: int  # thinking budget in tokens, 0 = none
     texts: list[str]  # every text that the provider will read: contents, names, tool schemas (as JSON text), arguments
     messages: int  # how many messages frame them
@@ -55,6 +64,9 @@ class Target(msgspec.Struct, frozen=True, gc=False):
     cap: int | None  # output tokens per choice to send; None: none is sent
     cap_field: str
     stream_usage: bool  # ask for usage in a stream
+    rejects: tuple[str, ...] = ()  # fields that this provider answers with an error: left out
+    renames: tuple[tuple[str, str], ...] = ()  # fields that it knows by another name
+    foreign: bool = False  # thinking in the conversation is probably another model's: its signatures mean nothing here
 
 
 class Failure(msgspec.Struct, gc=False):
@@ -85,6 +97,7 @@ class Event(msgspec.Struct, gc=False):
     usage: Usage | None = None
     usage_only: bool = False  # the extra chunk with empty choices: hidden from a client that did not ask
     failure: Failure | None = None
+    after: Any = None  # what the dialect must know of the stream up to here to write into it, if it is cut after this event
 
 
 class Answer(msgspec.Struct, gc=False):
@@ -95,3 +108,4 @@ class Answer(msgspec.Struct, gc=False):
     usage: Usage | None
     failure: Failure | None
     readable: bool  # it was JSON of the expected shape
+    body: bytes = b""  # for the client, where it speaks another dialect

@@ -18,11 +18,12 @@ from sluicegate.dialects.openai_request import read_request, write_request
 from sluicegate.dialects.sse import RawEvent, Reader
 
 __all__ = [
-    "NAME", "PATH", "Head", "StreamReader", "read_answer", "read_request", "streamed",
+    "NAME", "PATH", "STATUS", "Head", "StreamReader", "read_answer", "read_request", "streamed",
     "write_error", "write_event", "write_request", "write_stream_error", "write_truncation",
 ]  # fmt: skip
 
 NAME = "openai_chat"
+STATUS: dict[str, int] = {}
 PATH = b"/chat/completions"  # below a provider's base URL
 
 _DONE = b"data: [DONE]\n\n"
@@ -223,7 +224,7 @@ def _delta(message: Any) -> dict[str, Any]:
     return delta
 
 
-def write_truncation(head: Head, choices: Iterable[int], reason: str, usage: Usage | None) -> bytes:
+def write_truncation(head: Head, after: None, choices: Iterable[int], reason: str, usage: Usage | None) -> bytes:
     """The end of a stream that the gateway cuts: each unfinished choice ends with "length", then usage if asked for, then [DONE].
 
     reason: "budget" or "ledger".

@@ -177,6 +177,11 @@ def write_request(request: Request, target: Target) -> bytes:
     """
     fields: dict[str, Any] = dict(request.fields)
     fields["model"] = target.model
+    for name in target.rejects:
+        fields.pop(name, None)
+    for name, theirs in target.renames:
+        if name in fields:
+            fields[theirs] = fields.pop(name)
     cap = request.cap if target.cap is None else target.cap
     for name in _CAPS:
         if name in fields and name != target.cap_field:

@@ -318,7 +318,7 @@ def test_truncation() -> None:
     """Each unfinished choice ends with "length" and says why, then usage if asked for, then [DONE], under the answer's own id."""
     reader = StreamReader()
     reader.feed(b'data: {"id":"c1","created":5,"model":"m","choices":[{"index":0,"delta":{"content":"x"}}]}\n\n')
-    out = write_truncation(reader.head, [0, 2], "budget", Usage(7, 3))
+    out = write_truncation(reader.head, None, [0, 2], "budget", Usage(7, 3))
     assert out.endswith(b"data: [DONE]\n\n")
     first, second, usage, _ = [json.loads(event[6:]) if event[6:] != b"[DONE]" else None for event in out.split(b"\n\n")[:-1]]
     common = {"id": "c1", "object": "chat.completion.chunk", "created": 5, "model": "m"}
@@ -331,7 +331,7 @@ def test_truncation() -> None:
 
 def test_truncation_without_usage() -> None:
     """A client that did not ask for usage gets none."""
-    assert b"usage" not in write_truncation(Head("c", 1, "m"), [0], "ledger", None)
+    assert b"usage" not in write_truncation(Head("c", 1, "m"), None, [0], "ledger", None)
 
 
 def test_head_of_nothing() -> None:
@@ -405,7 +405,7 @@ def test_what_is_passed_on_can_be_written(text: str) -> None:
     reader = StreamReader()
     last = {"id": text, "model": text, "created": 10**30, "choices": [{"delta": {"content": text}, "finish_reason": text}]}
     (event,) = reader.feed(b"data: " + json.dumps(last).encode() + b"\n\n")
-    assert write_truncation(reader.head, [0], "budget", None)
+    assert write_truncation(reader.head, None, [0], "budget", None)
     assert event.deltas == [Delta(0, json.loads(json.dumps(text)))]
     assert [reason.encode() for _, reason in event.finishes]
 

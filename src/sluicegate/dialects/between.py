@@ -1,0 +1,124 @@
+"""Between two dialects: a client that speaks one, a provider that speaks another, and the content form in the middle (content.py).
+
+`Between` has what the gateway asks of a dialect module where a call is made and its answer is read (form.py), for one attempt. The events of its
+stream reader carry what the provider's reader metered, and as `raw` the bytes that the client is to read, so the relay treats them as any others. The
+last bytes of a stream are written when the usage is known: `last`.
+"""
+
+from collections.abc import Iterable
+from types import ModuleType
+from typing import Any, Protocol
+
+from sluicegate.core.usage import Usage, merge
+from sluicegate.dialects.content import Piece, Prompt, Reply
+from sluicegate.dialects.form import Answer, Event, Request, Target
+
+
+class Writer(Protocol):
+    """Writes a streamed answer for a client, piece by piece."""
+
+    head: Any  # for the client dialect's write_truncation
+    after: Any  # the state after what was written so far, likewise
+
+    def write(self, pieces: list[Piece]) -> bytes: ...
+    def last(self, usage: Usage | None) -> bytes: ...
+
+
+class Pieces(Protocol):
+    """Reads what a provider's event says."""
+
+    def of(self, event: Event) -> list[Piece]: ...
+
+
+class Client(Protocol):
+    """The client's side of a dialect: its `*_content` module."""
+
+    def read_prompt(self, request: Request) -> Prompt: ...
+    def write_reply(self, reply: Reply, request: Request) -> bytes: ...
+    def Writer(self, request: Request) -> Writer: ...
+
+
+class Provider(Protocol):
+    """The provider's side of a dialect: its `*_content` module."""
+
+    def write_prompt(self, prompt: Prompt, request: Request, target: Target) -> bytes: ...
+    def read_reply(self, body: bytes) -> Reply: ...
+    def Pieces(self) -> Pieces: ...
+
+
+class Reader:
+    """A provider's stream as the client is to read it."""
+
+    ending = b""  # written by `last`, which knows the usage
+
+    def __init__(self, reader: Any, pieces: Pieces, writer: Writer) -> None:
+        self._reader = reader
+        self._pieces = pieces
+        self._writer = writer
+        self.usage: Usage | None = None
+
+    @property
+    def head(self) -> Any:
+        return self._writer.head
+
+    def feed(self, data: bytes) -> list[Event]:
+        """The events that `data` completes."""
+        return [self._translated(event) for event in self._reader.feed(data)]
+
+    def end(self) -> list[Event]:
+        """What is left at the end of the answer."""
+        return [self._translated(event) for event in self._reader.end()]
+
+    def last(self, charged: Usage) -> bytes:
+        """The last bytes of a whole answer, with the usage that was reported, else with what is charged."""
+        usage = self.usage
+        return self._writer.last(merge(charged, usage) if usage is not None else charged)
+
+    def _translated(self, event: Event) -> Event:
+        if event.usage is not None:
+            self.usage = merge(self.usage, event.usage)
+        if event.kind in ("chunk", "other"):
+            event.raw = self._writer.write(self._pieces.of(event))
+            event.after = self._writer.after
+        elif event.kind in ("done", "comment"):
+            event.raw = b""
+        return event
+
+
+class Between:
+    """One attempt of a client's request at a provider that speaks another dialect."""
+
+    def __init__(self, client: ModuleType, client_content: Client, provider: ModuleType, provider_content: Provider, request: Request) -> None:
+        self._client = client
+        self._client_content = client_content
+        self._provider = provider
+        self._provider_content = provider_content
+        self._request = request
+
+    def write_request(self, request: Request, target: Target) -> bytes:
+        """Raises Inexpressible, BadRequest."""
+        return self._provider_content.write_prompt(self._client_content.read_prompt(request), request, target)
+
+    def read_answer(self, body: bytes) -> Answer:
+        """As the provider's dialect reads it; `body` is what the client gets."""
+        answer: Answer = self._provider.read_answer(body)
+        if answer.readable and answer.failure is None and not self._request.stream:
+            answer.body = self._client_content.write_reply(self._provider_content.read_reply(body), self._request)
+        return answer
+
+    def streamed(self, body: bytes) -> bytes:
+        """Still in the provider's dialect: the stream reader translates."""
+        streamed: bytes = self._provider.streamed(body)
+        return streamed
+
+    def StreamReader(self) -> Reader:
+        return Reader(self._provider.StreamReader(), self._provider_content.Pieces(), self._client_content.Writer(self._request))
+
+    @staticmethod
+    def write_event(event: Event, hide_usage: bool) -> bytes:
+        """What the reader wrote; usage is left to `last`."""
+        return b"" if event.kind == "bad" else event.raw
+
+    def write_truncation(self, head: Any, after: Any, choices: Iterable[int], reason: str, usage: Usage | None) -> bytes:
+        written: bytes = self._client.write_truncation(head, after, choices, reason, usage)
+        return written

@@ -1,0 +1,23 @@
+"""Which dialects there are, and what is between two of them.
+
+`DIALECTS` has every module by its NAME; `CLIENTS` and `PROVIDERS` the content modules of those that can be translated from and to.
+"""
+
+from types import ModuleType
+from typing import Any
+
+from sluicegate.dialects import openai_chat
+from sluicegate.dialects.between import Between
+from sluicegate.dialects.content import Inexpressible
+from sluicegate.dialects.form import Request
+
+DIALECTS: dict[str, ModuleType] = {module.NAME: module for module in (openai_chat,)}
+CLIENTS: dict[str, Any] = {}
+PROVIDERS: dict[str, Any] = {}
+
+
+def between(client: str, provider: str, request: Request) -> Between:
+    """What a client's request goes through on its way to a provider that speaks another dialect. Raises Inexpressible."""
+    if client not in CLIENTS or provider not in PROVIDERS:
+        raise Inexpressible(f"No deployment of {request.model!r} takes requests of this kind.", "model")
+    return Between(DIALECTS[client], CLIENTS[client], DIALECTS[provider], PROVIDERS[provider], request)
