@@ -3,6 +3,7 @@
 from sluicegate.core import refusals
 from sluicegate.core.classify import MESSAGE_MAX, mask
 from sluicegate.core.usage import Usage
+from sluicegate.dialects.between import Between
 from sluicegate.dialects.between import Reader as TranslatedReader
 from sluicegate.reject import Reject
 from sluicegate.relay import Relay
@@ -15,6 +16,7 @@ _SERVED_BY = b"\r\nx-sluicegate-model: %b\r\nx-sluicegate-deployment: %b"
 _MAX_TOKENS = b"\r\nx-sluicegate-max-tokens: %d"
 _UNARY = b"\r\nx-sluicegate-cost-usd: %d.%09d\r\ncontent-type: application/json"
 _STREAM = b"\r\ncontent-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\nx-accel-buffering: no"
+_LEFT_OUT = b"\r\nx-sluicegate-left-out: %b"
 _JSON = b"\r\ncontent-type: application/json"
 
 
@@ -103,4 +105,6 @@ def _served_by(trip: Trip, attempt: Attempt) -> bytes:
     lines = _SERVED_BY % (trip.request.model.encode(), attempt.deployment.id.encode())
     if attempt.cap is not None and attempt.cap != trip.request.cap:  # lowered, or set where the client set none
         lines += _MAX_TOKENS % attempt.cap
+    if attempt.via is not trip.dialect and isinstance(attempt.via, Between) and attempt.via.left_out:
+        lines += _LEFT_OUT % ",".join(attempt.via.left_out).encode()
     return lines

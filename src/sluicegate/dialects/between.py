@@ -94,10 +94,14 @@ class Between:
         self._provider = provider
         self._provider_content = provider_content
         self._request = request
+        self.left_out: list[str] = []  # fields of the request that the provider's dialect has no place for
 
     def write_request(self, request: Request, target: Target) -> bytes:
         """Raises Inexpressible, BadRequest."""
-        return self._provider_content.write_prompt(self._client_content.read_prompt(request), request, target)
+        prompt = self._client_content.read_prompt(request)
+        body = self._provider_content.write_prompt(prompt, request, target)
+        self.left_out = prompt.left_out
+        return body
 
     def read_answer(self, body: bytes) -> Answer:
         """As the provider's dialect reads it; `body` is what the client gets."""
