@@ -345,6 +345,8 @@ def config_text(
 ) -> str:
     """One key `sk-key` of `acme` with `limits`, under `org`; the models `chat` and `free` at one provider. The rest replaces or adds YAML."""
     on = "on" if extend else "off"
+    if "retries:" not in more:  # a test that means retries says so
+        more = more.replace("resilience: {", "resilience: {retries: 0, ") if "resilience:" in more else f"{more}\nresilience: {{retries: 0}}"
     return f"""
 server: {{listen: "127.0.0.1:0", drain: 5s}}
 ledger: {ledger}

@@ -8,7 +8,8 @@ path ends as always. Every hold that is granted ends, whatever happened: journal
 
 import asyncio
 import types
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from random import random
 
 import structlog
 
@@ -21,7 +22,9 @@ from sluicegate.core.estimate import Learned
 from sluicegate.core.meter import EventMeter, Meter, sends_each_token
 from sluicegate.core.plan import Plan, Plans
 from sluicegate.core.record import Record
-from sluicegate.core.tenants import Key, Policy
+from sluicegate.core.standing import Permit, Standing
+from sluicegate.core.tenants import Deployment, Key, Policy
+from sluicegate.core.waits import LIMITS_TOLD, spent_ms
 from sluicegate.dialects.content import Inexpressible
 from sluicegate.dialects.form import BadRequest, Request, Target
 from sluicegate.dialects.registry import between
@@ -35,6 +38,7 @@ from sluicegate.outbox import Outbox
 from sluicegate.providers import forwarded
 from sluicegate.reject import Reject
 from sluicegate.relay import Relay
+from sluicegate.standings import Standings
 from sluicegate.trip import Attempt, Dialect, Trip
 
 ERROR_BODY_MAX = 1 << 20
@@ -61,6 +65,8 @@ class Gateway:
         clock: Callable[[], float],
         time_ms: Callable[[], int],
         max_body_bytes: int,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        random: Callable[[], float] = random,
     ) -> None:
         self.policy = policy
         self.trips: set[Trip] = set()  # in flight; their holds are renewed
@@ -76,6 +82,8 @@ class Gateway:
         self._clock = clock
         self._time_ms = time_ms
         self._max_body_bytes = max_body_bytes
+        self._sleep = sleep
+        self.standings = Standings(policy, clock, random)
 
     # -- the itinerary --------------------------------------------------------------------------------------------------------------------
 
@@ -140,34 +148,73 @@ class Gateway:
     async def _route(self, trip: Trip, plan: Plan, request: Request) -> None:
         """Tries the deployments in order until one answers. Raises Reject when none does."""
         rejected: Reject | None = None
-        for number, deployment in enumerate(plan.model.deployments, 1):
-            try:
-                attempt = await self.holding.take(trip, number, deployment, plan, request)
-            except Reject as refused:
-                rejected = refused
-                if refused.here_only:
-                    continue
-                break
-            try:
-                outcome = await self._call(trip, attempt, request)
-            except Inexpressible as error:  # nothing was sent
-                rejected = reject.bad_request(error)
+        for deployment in plan.model.deployments:
+            standing = self.standings.of(deployment.id)
+            permit = standing.permit(self._clock())
+            if permit is None:
                 continue
-            if outcome is None:
-                trip.answered = attempt
-                attempt.billed = "yes"
-                if attempt.relay is not None:
-                    await self._deliver(trip, attempt, attempt.relay)
+            try:
+                rejected = await self._at(trip, plan, request, standing, permit, deployment)
+            except BaseException:
+                standing.report(permit, "void", self._clock())
+                raise
+            if rejected is None:
                 return
+            if not rejected.here_only:
+                raise rejected
+        raise self.standings.nowhere(plan.model, rejected)
+
+    async def _at(self, trip: Trip, plan: Plan, request: Request, standing: Standing, permit: Permit, deployment: Deployment) -> Reject | None:
+        """All tries at one deployment: None if it has answered, else what the client is told if no other one does."""
+        tries = 0
+        while True:
+            trip.tries += 1
+            try:
+                attempt = await self.holding.take(trip, trip.tries, deployment, plan, request)
+                outcome = await self._call(trip, attempt, request)
+            except Reject as refused:
+                standing.report(permit, "void", self._clock())
+                return refused
+            except Inexpressible as error:  # nothing was sent
+                standing.report(permit, "void", self._clock())
+                rejected = reject.bad_request(error)
+                rejected.here_only = True
+                return rejected
+            if outcome is None:
+                await self._answer(trip, attempt, standing, permit)
+                return None
             if attempt.billed != "no":
                 self.holding.settle(trip, attempt)
             if trip.exchange.gone:
                 raise ClientGone
-            rejected = reject.upstream(outcome)
-            if not outcome.elsewhere:
-                break
-        assert rejected is not None  # a route has at least one deployment
-        raise rejected
+            pause_s = self.standings.pause_s(outcome, tries)
+            if pause_s is None:
+                self.standings.note(standing, permit, outcome)
+                return reject.upstream(outcome)
+            tries += 1
+            trip.upstream_s += pause_s
+            await self._sleep(pause_s)
+            if trip.exchange.gone:
+                raise ClientGone
+
+    async def _answer(self, trip: Trip, attempt: Attempt, standing: Standing, permit: Permit) -> None:
+        """Delivers an answer that has begun. A probe has succeeded with that; of any other call it is known at its end."""
+        trip.answered = attempt
+        attempt.billed = "yes"
+        call = attempt.call
+        assert call is not None
+        if not LIMITS_TOLD.isdisjoint(call.headers):
+            spent = spent_ms(call.headers, self._time_ms())
+            if spent is not None:
+                standing.cool(spent / 1000, self._clock(), "its limit is spent")
+        relay = attempt.relay
+        if relay is None or permit.probe:
+            standing.report(permit, "ok", self._clock())
+        if relay is not None:
+            await self._deliver(trip, attempt, relay)
+            standing.report(
+                permit, "ok" if relay.ended == "complete" else "failed" if relay.ended == "died" and not attempt.closed else "void", self._clock()
+            )
 
     # -- call -----------------------------------------------------------------------------------------------------------------------------
 
@@ -230,7 +277,7 @@ class Gateway:
         attempt.usage = relay.usage
         if relay.failure is not None:
             billed = relay.usage is not None or attempt.meter.seen > 0  # events that could not be read may have been output
-            return classify.failed(call.status, call.headers, relay.failure, billed, deployment.provider.headers)
+            return classify.failed(call.status, call.headers, relay.failure, billed, deployment.provider.headers, self._time_ms())
         return classify.broken(relay.error.reason if relay.error is not None else "incomplete", True)
 
     async def _whole_answer(self, trip: Trip, attempt: Attempt, request: Request) -> Outcome | None:
@@ -257,7 +304,7 @@ class Gateway:
                 status=call.status,
                 body=classify.snippet(body, deployment.provider.headers),
             )
-        return classify.failed(call.status, call.headers, answer.failure, answer.usage is not None, deployment.provider.headers)
+        return classify.failed(call.status, call.headers, answer.failure, answer.usage is not None, deployment.provider.headers, self._time_ms())
 
     def _stream_meter(self, attempt: Attempt, request: Request) -> Meter:
         deployment = attempt.deployment

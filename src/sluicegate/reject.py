@@ -3,6 +3,7 @@
 A `Reject` is a value that travels as an exception up to `gateway.serve`, which turns it into the client's dialect.
 """
 
+from math import ceil
 from typing import Any
 
 from sluicegate.core.classify import Outcome
@@ -120,7 +121,21 @@ def deployment_full(refusal: Refusal) -> Reject:
 def upstream(outcome: Outcome) -> Reject:
     """What the upstream said, if no other deployment answered."""
     headers: Headers = ((b"retry-after", outcome.retry_after.encode()),) if outcome.retry_after else ()
-    return Reject(outcome.status, outcome.type, outcome.code, outcome.message, outcome.param, headers)
+    rejected = Reject(outcome.status, outcome.type, outcome.code, outcome.message, outcome.param, headers)
+    rejected.here_only = outcome.elsewhere
+    return rejected
+
+
+def all_limited(last: Reject | None, ready_in_s: float) -> Reject:
+    """429: every deployment of a model is limited or cools down; `retry-after` is the soonest that one may serve again."""
+    text = last.message if last is not None else "Every deployment of this model is rate limited or cooling down; try again later."
+    return Reject(429, "rate_limit_error", "upstream_rate_limited", text, headers=((b"retry-after", b"%d" % max(1, ceil(ready_in_s))),))
+
+
+def all_broken(ready_in_s: float) -> Reject:
+    """503: every deployment of a model has failed so often that it is left alone for a while."""
+    text = "Every deployment of this model has failed repeatedly; try again shortly."
+    return Reject(503, "upstream_error", "upstream_unavailable", text, headers=((b"retry-after", b"%d" % max(1, ceil(ready_in_s))),))
 
 
 def no_retry() -> Headers:

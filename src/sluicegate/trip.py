@@ -183,7 +183,7 @@ class Trip:
     __slots__ = (
         *("answered", "attempts", "client_gone", "cost_nano_usd", "counted", "dialect", "exchange", "first_byte_s", "input_tokens", "key"),
         *("output_tokens", "plan", "policy", "rejected", "refset", "reply", "request", "request_id", "shadowed", "source", "standing", "status"),
-        *("time_ms", "timeouts", "upstream_s", "waited_s", "written"),
+        *("time_ms", "timeouts", "tries", "upstream_s", "waited_s", "written"),
     )
 
     def __init__(self, request_id: str, exchange: Exchange, dialect: Dialect, policy: Policy, time_ms: int) -> None:
@@ -199,6 +199,7 @@ class Trip:
         self.refset: RefSet | None = None  # of `reply`
         self.reply: Reply | None = None  # the last that a ledger gave for the key's limits
         self.attempts: list[AttemptRecord] = []
+        self.tries = 0  # attempts that were begun
         self.standing: Attempt | None = None  # whose holds have not ended
         self.answered: Attempt | None = None  # that the client gets
         self.input_tokens = self.output_tokens = self.cost_nano_usd = 0  # charged so far, over all attempts

@@ -13,6 +13,7 @@ from support_ledgers import Clock
 EXTEND = pytest.mark.parametrize("extend", [False, True], ids=["capped", "extended"])
 STREAM = pytest.mark.parametrize("stream", [False, True], ids=["unary", "stream"])
 DAY_MS = 86_400_000
+UNBROKEN = "resilience: {breaker: {failures: 100}}"
 
 
 def ledger_url(kind: str, directory: Path) -> str:
@@ -170,7 +171,7 @@ async def test_case_13_all_scopes_or_none(tmp_path: Path, redis_url: str, kind: 
 @STREAM
 async def test_case_14_calls_that_never_reach_an_upstream_cost_nothing(tmp_path: Path, stream: bool) -> None:
     """Thirty requests to a provider that refuses connections: nothing is used and nothing stays held; recorded spend and counters agree."""
-    async with running(tmp_path, upstream=1, limits="[1000 tokens/day, 100 requests/day, $1/day, 500 tokens/minute]") as bench:
+    async with running(tmp_path, upstream=1, limits="[1000 tokens/day, 100 requests/day, $1/day, 500 tokens/minute]", more=UNBROKEN) as bench:
         for _ in range(30):
             answer = await bench.chat(max_tokens=400, stream=stream)
             assert (answer.status, answer.code) == (502, "upstream_error")
@@ -378,9 +379,7 @@ async def test_case_108_one_huge_delta_of_an_extended_stream(tmp_path: Path) -> 
 @pytest.mark.parametrize("kind", ["memory", "sqlite", "redis"])
 @EXTEND
 @STREAM
-async def test_case_130_a_sequential_client_never_meets_its_own_hold(
-    tmp_path: Path, redis_url: str, kind: str, stream: bool, extend: bool
-) -> None:
+async def test_case_130_a_sequential_client_never_meets_its_own_hold(tmp_path: Path, redis_url: str, kind: str, stream: bool, extend: bool) -> None:
     """Room for one call at a time, forty calls over one connection, each the moment the one before has ended: never `budget_busy`."""
     with fresh_redis(redis_url) as (url, _):
         ledger = url if kind == "redis" else ledger_url(kind, tmp_path)

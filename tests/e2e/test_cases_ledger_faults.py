@@ -115,9 +115,7 @@ async def test_case_99_a_black_hole_does_not_stop_a_start(tmp_path: Path, monkey
             assert list(bench.mock.calls) == []
 
 
-async def test_case_99_readiness_follows_the_ledger(
-    tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_case_99_readiness_follows_the_ledger(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not ready once it has been away for long enough, idle or not, and ready again when it is back."""
     monkeypatch.setattr(app, "LEDGER_AWAY_S", 1.5)
     async with running(tmp_path, ledger=server.url, limits=LIMITS, more=QUICK + "\nbudget: {hold_ttl: 1s}") as bench:
@@ -270,6 +268,7 @@ async def test_two_gateways_share_one_budget(tmp_path: Path, server: Server, kin
     url = server.url if kind == "redis" else f"sqlite:///{tmp_path}/ledger.db"
     options = {"completion": None, "median": 120, "tpot": 0.2, "chunk": 4}
     async with two(tmp_path, url, limits="[6000 tokens/day]", extend=extend, options=options) as benches:
+
         async def client(bench: Bench, stream: bool) -> None:
             while (answer := await bench.chat(stream=stream, max_tokens=300)).code != "budget_exceeded":
                 assert answer.code in ("200", "budget_busy")

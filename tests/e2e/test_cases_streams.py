@@ -130,6 +130,7 @@ async def test_case_54_and_55_usage_that_is_partial_null_or_zero(
 
 def replying(answer: Any) -> Script:
     """A unary upstream."""
+
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while True:
             await read_request(reader)

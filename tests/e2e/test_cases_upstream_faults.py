@@ -47,14 +47,14 @@ async def requests_used(bench: Bench) -> int:
 
 
 @STREAM
-@pytest.mark.parametrize("retry_after", ["12", "Wed, 21 Oct 2026 07:28:00 GMT"])
+@pytest.mark.parametrize("retry_after", ["12", "Wed, 21 Oct 2099 07:28:00 GMT"])
 @pytest.mark.parametrize("status", [429, 503])
 async def test_case_33_retry_after_is_passed_on_under_its_own_name(tmp_path: Path, status: int, retry_after: str, stream: bool) -> None:
-    """A bare `retry-after`, as it came."""
+    """A bare `retry-after`, in seconds; a day far off is an hour."""
     async with running(tmp_path, limits=LIMITS) as bench:
         bench.mock.fault(count=1, status=status, retry_after=retry_after)
         answer = await bench.chat(stream=stream)
-        assert (answer.status, answer.headers["retry-after"]) == (status, retry_after)
+        assert (answer.status, answer.headers["retry-after"]) == (status, "12" if retry_after == "12" else "3600")
         assert answer.code == ("upstream_rate_limited" if status == 429 else "upstream_error")
 
 
@@ -181,7 +181,7 @@ async def test_a_whole_answer_without_usage_is_metered_by_its_text(tmp_path: Pat
 
 
 @STREAM
-@pytest.mark.parametrize("status", [401, 402, 403, 404, 408, 409, 429, 500, 502, 503, 504, 529])
+@pytest.mark.parametrize("status", [401, 402, 403, 408, 409, 429, 500, 502, 503, 504, 529])
 async def test_case_41_and_46_another_deployment_answers(tmp_path: Path, status: int, stream: bool) -> None:
     """Faults of the account, of the deployment and of the moment move on, also before a stream's first event; one request is counted."""
     async with running(tmp_path, limits=LIMITS, **ROUTE) as bench:

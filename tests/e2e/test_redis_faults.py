@@ -392,7 +392,11 @@ async def test_tls(tmp_path: Path, log: Log) -> None:
     server = Server(tmp_path, "--tls-port", str(tls_port), "--tls-auth-clients", "no", *files)
     async with ledger_at(f"rediss://localhost:{tls_port}/0?ca_file={pem}", log, 3000) as desk:
         await works_again(desk)
-    for url in (f"rediss://localhost:{tls_port}", f"rediss://127.0.0.1:{tls_port}?ca_file={pem}", f"rediss://localhost:{tls_port}?ca_file=/missing.pem"):
+    for url in (
+        f"rediss://localhost:{tls_port}",
+        f"rediss://127.0.0.1:{tls_port}?ca_file={pem}",
+        f"rediss://localhost:{tls_port}?ca_file=/missing.pem",
+    ):
         with pytest.raises(LedgerUnavailable, match=r"CERTIFICATE_VERIFY_FAILED|No such file"):
             async with ledger_at(url, log, 3000):
                 pass

@@ -18,7 +18,7 @@ from sluicegate.core import counters as counting
 from sluicegate.core.counters import deployment_tree, group
 from sluicegate.core.limits import Limit, Priority
 from sluicegate.core.prices import Price
-from sluicegate.core.tenants import Budget, Counter, Deployment, Key, Model, Policy, Provider, Proxy, Scope, ScopeKind, Timeouts
+from sluicegate.core.tenants import Budget, Counter, Deployment, Key, Model, Policy, Provider, Proxy, Resilience, Scope, ScopeKind, Timeouts
 from sluicegate.providers import FORWARDED, ROWS, Row, cap_field, paths, tokenizer
 
 GLOBAL = "*"
@@ -89,6 +89,7 @@ class _Compiler:
             timeouts=Timeouts(**timeouts.model_dump()),
             unpriced=config.prices.unpriced,
             on_ledger_failure=config.on_ledger_failure,
+            resilience=_resilience(config.resilience),
         )
 
     def check_name(self, name: str, pattern: re.Pattern[str], path: Path) -> None:
@@ -349,6 +350,11 @@ def _budget(written: schema.Budget) -> Budget:
     fields = written.model_dump(exclude={"queue", "warn_at"})
     queue = written.queue
     return Budget(show_figures=fields.pop("figures"), queue_max_wait_ms=queue.max_wait_ms, queue_max_depth=queue.max_depth, **fields)
+
+
+def _resilience(written: schema.Resilience) -> Resilience:
+    fields = written.model_dump(exclude={"timeouts", "breaker"})
+    return Resilience(breaker_failures=written.breaker.failures, breaker_pause_ms=written.breaker.pause_ms, **fields)
 
 
 def _did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -201,9 +201,21 @@ class Timeouts(Section):
     total_ms: Duration = Field(default=600_000, alias="total")
 
 
+class Breaker(Section):
+    """`resilience.breaker:`"""
+
+    failures: Whole = Field(default=5, ge=1, le=10_000)
+    pause_ms: Duration = Field(default=20_000, alias="pause")
+
+
 class Resilience(Section):
     """`resilience:`"""
 
+    retries: Whole = Field(default=1, ge=0, le=10)
+    max_wait_ms: Duration = Field(default=2_000, alias="max_wait")
+    backoff_ms: Duration = Field(default=200, alias="backoff")
+    cooldown_ms: Duration = Field(default=10_000, alias="cooldown")
+    breaker: Breaker = Breaker()
     timeouts: Timeouts = Timeouts()
 
 

@@ -13,11 +13,11 @@ Was an attempt billed? (ledger.md 8)
 
 import re
 from collections.abc import Iterable, Mapping
-from email.utils import parsedate_to_datetime
 from typing import Literal
 
 import msgspec
 
+from sluicegate.core.waits import wait_ms
 from sluicegate.dialects.form import Failure
 
 Billed = Literal["no", "yes", "unknown"]
@@ -25,10 +25,10 @@ Headers = Iterable[tuple[bytes, bytes]]
 
 MESSAGE_MAX = 2000
 SNIPPET_MAX = 200
-RETRY_DIGITS = 6  # seconds; what is longer, negative, or no time at all is not passed on
 
 _IN_DOUBT = frozenset({408, 499, 502, 504, *range(520, 525)})  # a proxy in front of the upstream gave up; the upstream may not have
-_OURS = frozenset({401, 402, 403, 404, 405, 407})  # wrong key, no money, wrong name or URL, a proxy's: the operator's to mend, not the caller's
+_OURS = frozenset({401, 402, 403, 405, 407})  # wrong key, no money, wrong URL, a proxy's: the operator's to mend, not the caller's
+_ACCOUNT = frozenset({401, 402, 403})
 _ELSEWHERE = _OURS | {408, 409, 425, 429, 499}  # another deployment may do better; 5xx too
 _AS_IT_IS = frozenset({500, 501, 502, 503, 504})
 _LATE = frozenset({408, 499, 504, 522, 524})
@@ -55,7 +55,11 @@ class Outcome(msgspec.Struct, frozen=True):
     code: str
     message: str
     param: str | None = None
-    retry_after: str = ""
+    retry_after: str = ""  # for the client
+    retry: bool = False  # the same deployment may be asked once more, for nothing: it has said that it did not do it, or was never reached
+    wait_ms: int | None = None  # what the upstream says must pass before
+    cools: bool = False  # it will not serve for a while: it said so, or our account there is no good
+    fails: bool = False  # counts for its breaker
 
 
 def billed(reason: str, written: bool, status: int, has_usage: bool) -> Billed:
@@ -73,15 +77,18 @@ def broken(reason: str, written: bool) -> Outcome:
     """No answer, or not all of it. reason: `UpstreamError.reason`."""
     bill = billed(reason, written, 0, False)
     if reason == "timeout":
-        return Outcome(reason, bill, True, 504, "upstream_error", "upstream_timeout", "The upstream did not answer in time.")
+        return Outcome(reason, bill, True, 504, "upstream_error", "upstream_timeout", "The upstream did not answer in time.", fails=True)
     what = "ended its answer early" if written else "could not be reached"
-    return Outcome(reason, bill, True, 502, "upstream_error", "upstream_error", f"The upstream {what} ({reason}).")
+    return Outcome(reason, bill, True, 502, "upstream_error", "upstream_error", f"The upstream {what} ({reason}).", retry=bill == "no", fails=True)
 
 
-def failed(status: int, headers: Mapping[bytes, bytes], failure: Failure | None, has_usage: bool, credentials: Headers = ()) -> Outcome:
+def failed(
+    status: int, headers: Mapping[bytes, bytes], failure: Failure | None, has_usage: bool, credentials: Headers = (), now_ms: int = 0
+) -> Outcome:
     """A complete answer that is no success: an error status, an error inside a 200, or a 2xx or 3xx that cannot be read (`failure` is None).
 
-    headers: of the answer, lower-case names. credentials: the request's headers to the provider; secrets in them are masked in what is passed on.
+    headers: of the answer, lower-case names. now_ms: Unix time. credentials: the request's headers to the provider, whose secrets are masked in
+    what is passed on.
     """
     if status >= 400:
         meaning, bill = status, billed("", True, status, has_usage)
@@ -95,17 +102,20 @@ def failed(status: int, headers: Mapping[bytes, bytes], failure: Failure | None,
     if meaning in (400, 429) and any(sign in f"{said.code} {said.message}".lower() for sign in _POOR):
         meaning = 402
     elsewhere = meaning in _ELSEWHERE or meaning >= 500
-    retry_after = _retry_after(headers) if meaning == 429 or meaning >= 500 else ""
-    if meaning in _OURS:
-        return Outcome(name, bill, True, 502, "upstream_error", "upstream_error", f"The upstream did not accept the gateway's call ({status}).")
+    wait = wait_ms(headers, now_ms) if meaning == 429 or meaning >= 500 else None
+    retry_after = str(-(-wait // 1000)) if wait is not None else ""
+    if meaning in _OURS or (meaning == 404 and failure is None):  # a page, not an error of the API: the URL is wrong
+        text = f"The upstream did not accept the gateway's call ({status})."
+        return Outcome(name, bill, True, 502, "upstream_error", "upstream_error", text, cools=meaning in _ACCOUNT)
     if meaning == 429:
         text = f"The upstream is rate limited. {message}".strip()
-        return Outcome(name, bill, True, 429, "rate_limit_error", "upstream_rate_limited", text, None, retry_after)
+        kind, code = "rate_limit_error", "upstream_rate_limited"
+        return Outcome(name, bill, True, 429, kind, code, text, None, retry_after, retry=bill == "no", wait_ms=wait, cools=True)
     if meaning >= 500 or meaning in _LATE:
         shown = 504 if meaning in _LATE else meaning if meaning in _AS_IT_IS else 503 if meaning == _OVERLOADED else 502
         code = "upstream_timeout" if shown == 504 else "upstream_error"
         text = message or _described(status, failure is None)
-        return Outcome(name, bill, True, shown, "upstream_error", code, text, None, retry_after)
+        return Outcome(name, bill, True, shown, "upstream_error", code, text, None, retry_after, bill == "no", wait, wait is not None, meaning >= 500)
     code = said.code if said.code and not said.code.isdigit() else "invalid_request"
     text = message or _described(status, failure is None)
     kind = mask(said.type, credentials) or "invalid_request_error"
@@ -140,17 +150,6 @@ def _meaning(failure: Failure) -> int:
     if "overloaded" in words:
         return 503
     return 400 if "invalid_request" in words or "context_length" in words else 502
-
-
-def _retry_after(headers: Mapping[bytes, bytes]) -> str:
-    value = headers.get(b"retry-after", b"").decode("latin-1").strip()
-    if value.isascii() and value.isdigit():
-        return value if len(value) <= RETRY_DIGITS else ""
-    try:
-        parsedate_to_datetime(value)
-    except ValueError:
-        return ""
-    return value if len(value) <= 40 and value.isascii() and value.isprintable() else ""
 
 
 def _described(status: int, unreadable: bool) -> str:

@@ -152,6 +152,17 @@ class Budget(msgspec.Struct, frozen=True):
     queue_max_depth: int = 1000
 
 
+class Resilience(msgspec.Struct, frozen=True):
+    """The `resilience:` section but for its timeouts."""
+
+    retries: int = 1  # of one deployment, before the next is tried
+    max_wait_ms: int = 2_000  # a longer one is not slept: the deployment cools down
+    backoff_ms: int = 200  # before the first retry, where the upstream does not say; doubles
+    cooldown_ms: int = 10_000  # where the upstream does not say
+    breaker_failures: int = 5
+    breaker_pause_ms: int = 20_000
+
+
 class Policy(msgspec.Struct, frozen=True):
     """Everything a request is decided by."""
 
@@ -161,3 +172,4 @@ class Policy(msgspec.Struct, frozen=True):
     timeouts: Timeouts
     unpriced: Literal["refuse", "free"] = "refuse"
     on_ledger_failure: Literal["refuse", "allow"] = "refuse"
+    resilience: Resilience = Resilience()

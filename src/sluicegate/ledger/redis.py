@@ -262,8 +262,7 @@ class RedisLedger(Trees):
         flat = [[part for pair in increment.items() for part in pair] for increment in increments.values()]
         sums = await self.topology.route(COMMON).back.call(script, head(script, keys, (encode(flat),), 0))
         return {
-            name: {field.decode(): n for field, n in zip(table[::2], table[1::2], strict=True)}
-            for name, table in zip(increments, sums, strict=True)
+            name: {field.decode(): n for field, n in zip(table[::2], table[1::2], strict=True)} for name, table in zip(increments, sums, strict=True)
         }
 
     async def show(self) -> tuple[list[CounterView], list[HoldView]]:

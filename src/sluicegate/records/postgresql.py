@@ -38,9 +38,7 @@ class Postgresql:
         self._connection: psycopg.Connection[Any] | None = None
 
     def engine(self) -> Engine:
-        return create_engine(
-            "postgresql+psycopg://", creator=self._connect, poolclass=QueuePool, pool_size=1, max_overflow=0, pool_pre_ping=True
-        )
+        return create_engine("postgresql+psycopg://", creator=self._connect, poolclass=QueuePool, pool_size=1, max_overflow=0, pool_pre_ping=True)
 
     def _connect(self) -> psycopg.Connection[Any]:
         self._connection = psycopg.connect(

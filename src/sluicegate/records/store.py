@@ -191,9 +191,7 @@ def _forget_seconds(connection: Connection, newest_s: int) -> bool:
 
 
 def _beat(connection: Connection, worker: WorkerRow, seqs: Mapping[str, tuple[str, int]]) -> list[TreeRow]:
-    beat = insert(connection, workers).values(
-        worker=worker.worker, beat_ms=worker.beat_ms, round=worker.round, incarnation=worker.incarnation
-    )
+    beat = insert(connection, workers).values(worker=worker.worker, beat_ms=worker.beat_ms, round=worker.round, incarnation=worker.incarnation)
     news = {name: beat.excluded[name] for name in ("beat_ms", "round", "incarnation")}
     connection.execute(beat.on_conflict_do_update(index_elements=[workers.c.worker], set_=news))
     connection.execute(delete(workers).where(workers.c.beat_ms < worker.beat_ms - WORKER_KEPT_MS))

@@ -1,0 +1,93 @@
+"""The standing of a deployment at one worker: whether it may be called now. Pure: time comes in, in seconds of a clock that never goes back.
+
+cooldown  it has said that it will not serve for a while, or that our account there is no good: skipped until then. The later of two deadlines stands.
+breaker   after so many requests in a row that it failed it is not called for a pause; then one request may try (the probe), whose success closes the
+          breaker, whose failure opens it for another pause.
+
+Invariants: while the breaker is not closed at most one permit is out, but a probe that does not report within a pause has lost its place (it hangs,
+or was forgotten), so no probe can keep a deployment out for ever. A permit carries the generation in which it was given; a report from an earlier one
+changes nothing, so calls that were under way when the breaker opened neither close it nor extend its pause.
+"""
+
+from collections.abc import Callable
+from typing import Literal
+
+import msgspec
+
+Report = Literal["ok", "failed", "void"]  # void: nothing was learned: refused before the call, a client's fault, the client left
+State = Literal["closed", "open", "probing"]
+OnChange = Callable[[str, str, str, str, str], None]  # (deployment, what, from, to, reason)
+
+
+class Permit(msgspec.Struct, frozen=True):
+    """Leave to call a deployment once, whatever number of tries that is. Each is reported exactly once."""
+
+    generation: int
+    probe: bool
+
+
+class Standing:
+    """One deployment."""
+
+    __slots__ = ("_deployment", "_failures_max", "_on_change", "_open_until_s", "_pause_s", "_permit", "cool_until_s", "failures", "state")
+
+    def __init__(self, deployment: str, failures_max: int, pause_s: float, on_change: OnChange) -> None:
+        self.state: State = "closed"
+        self.failures = 0  # requests in a row
+        self.cool_until_s = 0.0
+        self._deployment = deployment
+        self._failures_max = failures_max
+        self._pause_s = pause_s
+        self._on_change = on_change
+        self._permit = Permit(0, False)  # that is given out in this generation
+        self._open_until_s = 0.0  # or the end of the probe's time
+
+    def permit(self, now_s: float) -> Permit | None:
+        """Leave to call it; None while it cools down, or while the breaker is open or its probe out."""
+        if now_s < self.cool_until_s:
+            return None
+        if self.state == "closed":
+            return self._permit
+        if now_s < self._open_until_s:
+            return None
+        self._change("probing", "its pause is over" if self.state == "open" else "the last probe did not report")
+        self._open_until_s = now_s + self._pause_s
+        return self._permit
+
+    def report(self, permit: Permit, report: Report, now_s: float) -> None:
+        """What came of a permit."""
+        if permit is not self._permit:
+            return
+        if report == "void":
+            if permit.probe:  # its place is free for the next
+                self._permit = Permit(permit.generation + 1, True)
+                self._open_until_s = now_s
+            return
+        if report == "ok":
+            self.failures = 0
+            if permit.probe:
+                self._change("closed", "the probe succeeded")
+            return
+        self.failures += 1
+        if permit.probe or self.failures >= self._failures_max:
+            self._open_until_s = now_s + self._pause_s
+            self._change("open", "the probe failed" if permit.probe else f"{self.failures} failures in a row")
+
+    def cool(self, for_s: float, now_s: float, reason: str) -> None:
+        """It is not called for so long."""
+        until_s = now_s + for_s
+        if until_s > self.cool_until_s:
+            if now_s >= self.cool_until_s:
+                self._on_change(self._deployment, "cooldown", "none", f"{for_s:g} s", reason)
+            self.cool_until_s = until_s
+
+    def ready_in_s(self, now_s: float) -> float:
+        """For how long it will certainly not be called."""
+        closed_for = self._open_until_s - now_s if self.state != "closed" else 0.0
+        return max(0.0, self.cool_until_s - now_s, closed_for)
+
+    def _change(self, state: State, reason: str) -> None:
+        before, self.state = self.state, state
+        self._permit = Permit(self._permit.generation + 1, state == "probing")
+        if before != state:
+            self._on_change(self._deployment, "breaker", before, state, reason)

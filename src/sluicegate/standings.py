@@ -1,0 +1,66 @@
+"""The deployments as one worker has found them: which may be called now, what an outcome changes about that, when to ask the same one again.
+
+The rules are pure (core/standing.py, core/waits.py); here is the worker's state, one log line for each change of it, and the figures of
+`resilience:`.
+"""
+
+from collections.abc import Callable
+
+import structlog
+
+from sluicegate import reject
+from sluicegate.core.classify import Outcome
+from sluicegate.core.standing import Permit, Standing
+from sluicegate.core.tenants import Model, Policy
+from sluicegate.reject import Reject
+
+log = structlog.get_logger("standings")
+
+
+class Standings:
+    """The standing of every deployment of a policy."""
+
+    def __init__(self, policy: Policy, clock: Callable[[], float], random: Callable[[], float]) -> None:
+        self._resilience = resilience = policy.resilience
+        self._clock = clock
+        self._random = random
+        ids = {one.id for model in policy.models.values() for one in model.deployments}
+        failures, pause_s = resilience.breaker_failures, resilience.breaker_pause_ms / 1000
+        self._of = {deployment: Standing(deployment, failures, pause_s, _log_change) for deployment in ids}
+
+    def of(self, deployment: str) -> Standing:
+        """The standing of a deployment, by its id."""
+        return self._of[deployment]
+
+    def pause_s(self, outcome: Outcome, tries: int) -> float | None:
+        """How long to wait before the same deployment is asked once more, after so many retries; None: it is not."""
+        resilience = self._resilience
+        if not outcome.retry or tries >= resilience.retries:
+            return None
+        if outcome.wait_ms is not None:
+            return outcome.wait_ms / 1000 if outcome.wait_ms <= resilience.max_wait_ms else None
+        jitter = (1 + self._random()) / 2  # those who were refused together must not come back together
+        return resilience.backoff_ms / 1000 * float(2**tries) * jitter
+
+    def note(self, standing: Standing, permit: Permit, outcome: Outcome) -> None:
+        """What a deployment that has not answered, after its retries, is known by from now on."""
+        now = self._clock()
+        standing.report(permit, "failed" if outcome.fails else "void", now)
+        if outcome.cools:
+            wait_ms = outcome.wait_ms if outcome.wait_ms is not None else self._resilience.cooldown_ms
+            standing.cool(wait_ms / 1000, now, outcome.name)
+
+    def nowhere(self, model: Model, rejected: Reject | None) -> Reject:
+        """What the client is told where no deployment has answered. Limited, or cooling down: when the first of them may serve again."""
+        if rejected is not None and rejected.code != "upstream_rate_limited":
+            return rejected
+        now = self._clock()
+        standings = [self._of[one.id] for one in model.deployments]
+        ready_in_s = min(one.ready_in_s(now) for one in standings)
+        if any(one.cool_until_s > now for one in standings):
+            return reject.all_limited(rejected, ready_in_s)
+        return rejected if rejected is not None else reject.all_broken(ready_in_s)
+
+
+def _log_change(deployment: str, what: str, before: str, after: str, reason: str) -> None:
+    log.warning(f"{what} state", deployment=deployment, **{"from": before, "to": after, "reason": reason})

@@ -1,0 +1,121 @@
+"""When a deployment may be called: cooldowns and the breaker."""
+
+import pytest
+
+from sluicegate.core.standing import Permit, Report, Standing
+
+
+class Stage:
+    """A deployment that opens after three failures in a row and pauses ten seconds."""
+
+    def __init__(self) -> None:
+        self.changes: list[tuple[str, ...]] = []
+        self.standing = Standing("p/m", 3, 10.0, lambda *change: self.changes.append(change))
+        self.now_s = 0.0
+
+    def permit(self) -> Permit | None:
+        return self.standing.permit(self.now_s)
+
+    def call(self, *reports: Report) -> None:
+        for report in reports:
+            permit = self.permit()
+            assert permit is not None
+            self.standing.report(permit, report, self.now_s)
+
+    def open(self) -> None:
+        self.call("failed", "failed", "failed")
+
+
+def test_it_opens_on_exactly_the_nth_failure_in_a_row() -> None:
+    """A success in between begins the count anew; what says nothing of the deployment does not."""
+    stage = Stage()
+    stage.call("failed", "failed", "ok", "failed", "void", "failed")
+    assert stage.standing.state == "closed"
+    stage.call("failed")
+    assert stage.standing.state == "open"
+    assert stage.permit() is None
+    assert stage.changes == [("p/m", "breaker", "closed", "open", "3 failures in a row")]
+
+
+def test_one_probe_after_the_pause() -> None:
+    """Exactly one; its success closes the breaker, and everybody may call again."""
+    stage = Stage()
+    stage.open()
+    stage.now_s = 9.9
+    assert stage.permit() is None
+    stage.now_s = 10.0
+    probe = stage.permit()
+    assert probe is not None and probe.probe
+    assert stage.permit() is None
+    stage.standing.report(probe, "ok", 11.0)
+    assert stage.standing.state == "closed"
+    first, second = stage.permit(), stage.permit()
+    assert first is not None and second is not None and not first.probe
+    stage.standing.report(first, "failed", 11.0)
+    assert stage.standing.failures == 1  # counted from nothing
+
+
+def test_a_probe_that_fails_opens_it_for_another_pause() -> None:
+    """One failure is enough then."""
+    stage = Stage()
+    stage.open()
+    stage.now_s = 10.0
+    stage.call("failed")
+    stage.now_s = 19.9
+    assert stage.permit() is None
+    stage.now_s = 20.0
+    assert stage.permit() is not None
+    assert [change[2:4] for change in stage.changes] == [("closed", "open"), ("open", "probing"), ("probing", "open"), ("open", "probing")]
+
+
+def test_a_probe_that_says_nothing_returns_its_place() -> None:
+    """Refused, cancelled, answered 400: the next request is the probe, at once (case 43)."""
+    stage = Stage()
+    stage.open()
+    stage.now_s = 10.0
+    stage.call("void")
+    again = stage.permit()
+    assert again is not None and again.probe
+
+
+def test_a_probe_that_hangs_loses_its_place() -> None:
+    """After a pause another one may try, and the late report of the first changes nothing (case 43)."""
+    stage = Stage()
+    stage.open()
+    stage.now_s = 10.0
+    hung = stage.permit()
+    assert hung is not None
+    stage.now_s = 20.0
+    second = stage.permit()
+    assert second is not None and second.probe
+    stage.standing.report(hung, "failed", 20.0)
+    assert stage.standing.state == "probing"
+    stage.standing.report(second, "ok", 20.0)
+    assert stage.standing.state == "closed"
+
+
+@pytest.mark.parametrize("report", ["ok", "failed", "void"])
+def test_reports_of_calls_from_before_change_nothing(report: Report) -> None:
+    """A call that was under way when the breaker opened neither closes it nor extends its pause."""
+    stage = Stage()
+    early = stage.permit()
+    assert early is not None
+    stage.open()
+    stage.now_s = 5.0
+    stage.standing.report(early, report, 5.0)
+    assert (stage.standing.state, stage.standing.ready_in_s(5.0)) == ("open", 5.0)
+
+
+def test_of_two_deadlines_the_later_one_stands() -> None:
+    """A shorter wait does not end a longer one early, a longer one extends it (case 45); one line tells of it."""
+    stage = Stage()
+    stage.standing.cool(60.0, 0.0, "429")
+    stage.standing.cool(1.0, 0.0, "429")
+    assert stage.standing.ready_in_s(0.0) == 60.0
+    stage.standing.cool(70.0, 1.0, "429")
+    assert stage.standing.ready_in_s(1.0) == 70.0
+    stage.now_s = 70.9
+    assert stage.permit() is None
+    stage.now_s = 71.0
+    assert stage.permit() is not None
+    assert len(stage.changes) == 1
