@@ -212,9 +212,8 @@ class Gateway:
             standing.report(permit, "ok", self._clock())
         if relay is not None:
             await self._deliver(trip, attempt, relay)
-            standing.report(
-                permit, "ok" if relay.ended == "complete" else "failed" if relay.ended == "died" and not attempt.closed else "void", self._clock()
-            )
+            died = relay.ended == "died"
+            standing.report(permit, "void" if died and attempt.closed else "failed" if died else "ok", self._clock())
 
     # -- call -----------------------------------------------------------------------------------------------------------------------------
 
