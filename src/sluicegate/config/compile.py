@@ -342,7 +342,7 @@ def _deployment_counters(deployment_id: str, limits: list[Limit]) -> tuple[Count
 
 
 def _price(written: schema.Price | None) -> Price | None:
-    return None if written is None else Price(written.input, written.output, written.cached_input, written.cache_write, written.reasoning)
+    return None if written is None else Price(**written.model_dump())
 
 
 def _budget(written: schema.Budget) -> Budget:

@@ -270,6 +270,7 @@ class Price(Section):
     output: PicoUsd
     cached_input: PicoUsd | None = None
     cache_write: PicoUsd | None = None
+    cache_write_1h: PicoUsd | None = None
     reasoning: PicoUsd | None = None
 
 
