@@ -18,7 +18,7 @@ from sluicegate.core import classify
 from sluicegate.core.claims import Extension, Reply, Swept
 from sluicegate.core.classify import Outcome
 from sluicegate.core.estimate import Learned
-from sluicegate.core.meter import EventMeter, Meter, sends_each_token
+from sluicegate.core.meter import EchoMeter, EventMeter, Meter, sends_each_token
 from sluicegate.core.plan import Plan, Plans
 from sluicegate.core.record import Record
 from sluicegate.core.tenants import Key, Policy
@@ -207,7 +207,7 @@ class Gateway:
         """Reads a stream up to its first output. whole: it is made of an answer that has come and is billed."""
         call, deployment = attempt.call, attempt.deployment
         assert call is not None
-        attempt.meter = self._text_meter(attempt) if whole else self._stream_meter(attempt, request)
+        attempt.meter = self._text_meter(attempt, request) if whole else self._stream_meter(attempt, request)
         pace = Pace(trip.policy.budget.stop_lag_ms, self._learned.delta(deployment))
         relay = attempt.relay = Relay(
             trip.exchange,
@@ -245,7 +245,7 @@ class Gateway:
                 call.put_back(attempt.via.streamed(body))
                 return await self._first_output(trip, attempt, request, whole=True)
             attempt.body, attempt.answer = answer.body or body, answer
-            attempt.meter = self._text_meter(attempt)
+            attempt.meter = self._text_meter(attempt, request)
             for delta in answer.deltas:
                 attempt.meter.add(delta)
             return None
@@ -261,13 +261,14 @@ class Gateway:
 
     def _stream_meter(self, attempt: Attempt, request: Request) -> Meter:
         deployment = attempt.deployment
-        if not deployment.provider.token_per_event:
-            return self._text_meter(attempt)
+        if not deployment.provider.token_per_event or request.echoed:
+            return self._text_meter(attempt, request)
         each = sends_each_token(request)
         return EventMeter(deployment.tokenizer, self._learned.factor_milli(deployment, by_event=each), attempt.most, each)
 
-    def _text_meter(self, attempt: Attempt) -> Meter:
-        return Meter(attempt.deployment.tokenizer, self._learned.factor_milli(attempt.deployment))
+    def _text_meter(self, attempt: Attempt, request: Request) -> Meter:
+        tokenizer, factor_milli = attempt.deployment.tokenizer, self._learned.factor_milli(attempt.deployment)
+        return EchoMeter(tokenizer, factor_milli, request.echoed) if request.echoed else Meter(tokenizer, factor_milli)
 
     def _growth(self, trip: Trip, attempt: Attempt, pace: Pace) -> Growth:
         held, budget = attempt.held, trip.policy.budget
@@ -295,8 +296,8 @@ class Gateway:
 
     def _learn(self, trip: Trip, attempt: Attempt) -> None:
         """Takes the figures of a complete answer, for estimates and bounds to come."""
-        usage, meter, plan = attempt.usage, attempt.meter, trip.plan
-        if usage is None or meter is None or plan is None:
+        usage, meter, plan, request = attempt.usage, attempt.meter, trip.plan, trip.request
+        if usage is None or meter is None or plan is None or request is None or not request.shown:
             return
         if not attempt.deployment.visible:
             self._learned.observe_later(attempt.figures, usage, meter, plan.model, attempt.deployment, plan.key, attempt.cut_short)
