@@ -15,7 +15,7 @@ from sluicegate.journal import Journal
 from sluicegate.ledger.contract import LedgerRecovering, LedgerUnavailable
 from sluicegate.ledger.memory import MemoryLedger
 from sluicegate.outbox import Outbox
-from sluicegate.records.rows import RecordsUnavailable, UsageRow
+from sluicegate.records.rows import RecordsBehind, RecordsUnavailable, UsageRow
 from sluicegate.records.store import Records
 from sluicegate.recovery import Recovery
 from support_ledgers import Clock
@@ -31,9 +31,17 @@ class FakeRecords:
         self.seeded: dict[str, int] = {}  # how far each writer was at the last seeding
         self.batches: list[tuple[str, int, list[UsageRow]]] = []
         self.away = self.after = False
+        self.session = 1
 
-    async def add(self, writer: str, upto: int, rows: list[UsageRow]) -> None:
+    def lose(self) -> None:
+        """They are other ones from now on, and new."""
+        self.rows, self.uptos, self.seeded = [], {}, {}
+
+    async def add(self, writer: str, upto: int, rows: list[UsageRow], after: int = 0) -> None:
         self.batches.append((writer, upto, rows))
+        if self.uptos.get(writer, 0) < after:
+            self.session += 1
+            raise RecordsBehind("lost")
         if (not self.away or self.after) and self.uptos.get(writer, 0) < upto:
             self.uptos[writer] = upto
             self.rows += rows

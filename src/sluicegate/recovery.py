@@ -71,6 +71,7 @@ class Recovery:
         self._status: dict[str, str] = {}
         self._closed_at: dict[str, float] = {}
         self._confirmed = 0
+        self._session = records.session
         self._beaten_at = 0.0
         self._awake = asyncio.Event()
         self._all_open = asyncio.Event()
@@ -159,6 +160,10 @@ class Recovery:
         self._beaten_at = self._clock()
         rows = await self._records.beat(self._worker, self._ledger.now_ms(), self._confirmed, incarnations, seqs)
         self._published |= seqs
+        if self._records.session != self._session:  # perhaps other records, to which nothing of this was told
+            self._session, self._confirmed = self._records.session, 0
+            self._published.clear()
+            return await self._beat()
         return rows
 
     async def _stay_alive(self) -> None:

@@ -333,6 +333,56 @@ def test_workers_of_one_gateway_recover_together(tmp_path: Path, mock: Mock) -> 
         rest_only_is_admitted(second, mock)
 
 
+def gone(directory: Path, name: str) -> None:
+    for file in directory.glob(f"{name}.db*"):
+        file.unlink()
+
+
+def test_a_ledger_file_that_is_deleted_under_running_gateways(tmp_path: Path, mock: Mock) -> None:
+    """One of two is started again and makes a new file: the other one leaves the old one, and together they spend what is left, no more."""
+    texts = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        fields = {"ledger": f"sqlite:///{tmp_path}/ledger.db", "records": f"sqlite:///{tmp_path}/records.db"}
+        texts.append(config(tmp_path / name, mock.url, TENANTS, **fields))
+    with running_gateway(tmp_path, texts[0], "one") as one:
+        spend(one, mock, 0.6)
+        gone(tmp_path, "ledger")
+        with running_gateway(tmp_path, texts[1], "two") as two:
+            spend(two, mock, 0.8)
+            spend(one, mock, 0.9)
+            rest_only_is_admitted(two, mock)
+            assert ask(one) == "budget_exceeded"
+
+
+@pytest.mark.parametrize("flushed", [False, True], ids=["records", "records and ledger"])
+def test_records_that_are_deleted_under_running_replicas(tmp_path: Path, redis: Server, mock: Mock, flushed: bool) -> None:
+    """One replica is started again and makes new ones: the other goes over to them with all that it knows. Nothing is given back, all serve on."""
+    texts = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        texts.append(at(tmp_path / name, mock, redis, records=f"sqlite:///{tmp_path}/records.db"))
+    with running_gateway(tmp_path, texts[0], "one") as one:
+        with running_gateway(tmp_path, texts[1], "two") as two:
+            spend(two, mock, 0.3)
+        spend(one, mock, 0.8)
+        owed = mock.total()["tokens"] - LIMIT * 0.3 if flushed else mock.total()["tokens"]  # nobody is left who knows what the other one used
+        time.sleep(1.5)
+        gone(tmp_path, "records")
+        if flushed:
+            redis.client.flushall()
+        with running_gateway(tmp_path, texts[1], "later") as two:
+            until(lambda: used(two)["used"] >= owed - 100, "what was used is not known")
+            for gateway in (one, two):
+                assert ask(gateway) == "ok"
+            epochs = redis.client.keys("sg1:{acme}:e:*")
+            time.sleep(2.5)
+            assert redis.client.keys("sg1:{acme}:e:*") == epochs
+            assert one.logged().count("records replaced") == 1
+            if not flushed:
+                rest_only_is_admitted(one, mock)
+
+
 def test_records_that_were_lost_take_nothing_back(tmp_path: Path, mock: Mock) -> None:
     """The ledger is whole and the records are new: its counts stay."""
     with running_gateway(tmp_path, at(tmp_path, mock), "first") as first:

@@ -646,3 +646,46 @@ async def test_lost_again_while_it_is_seeded(net: Net) -> None:
     one.ledger.announce = announce  # type: ignore[method-assign]
     await recovered(one)
     assert (one.open, await net.used()) == (True, (300, 200))
+
+
+async def test_records_that_are_deleted_under_running_workers(net: Net) -> None:
+    """The ledger is whole: the trees stay open, and the new records know them, and what was used, as soon as a worker has beaten."""
+    one, two = net.worker("one"), net.worker("two")
+    await recovered(one, two)
+    await one.spend("a", 300)
+    await two.spend("b", 200)
+    await recovered(one, two)
+    await asyncio.gather(one.outbox.flush(), two.outbox.flush())
+    epoch = one.ledger.trees["t"].epoch
+    lose(net)
+    await recovered(one, two)
+    assert (one.open, two.open) == (True, True)
+    row = (await net.records.trees(["t"]))["t"]
+    assert (row.epoch, row.status, row.seq) == (epoch, "open", max(one.ledger.trees["t"].seq, two.ledger.trees["t"].seq))
+    await one.recovery.leave()
+    later = net.worker("later")
+    await recovered(two, later)
+    assert (later.open, later.ledger.trees["t"].epoch, await net.used()) == (True, epoch, (500, 0))
+
+
+async def test_records_and_ledger_are_lost_together(net: Net) -> None:
+    """What the workers that run have used is in their journals; rounds that they have confirmed before mean nothing in the new file."""
+    one, two = net.worker("one"), net.worker("two")
+    await recovered(one, two)
+    for _ in range(3):
+        net.flush()
+        assert await one.admit("x", 1) == "recovering"
+        await recovered(one, two)
+    await one.spend("a", 300)
+    await two.spend("b", 200)
+    await asyncio.gather(one.outbox.flush(), two.outbox.flush())
+    lose(net)
+    net.flush()
+    assert [await one.admit("x", 1), await two.admit("y", 1)] == ["recovering"] * 2
+    await recovered(one, two)
+    assert (one.open, two.open, await net.used()) == (True, True, (500, 0))
+
+
+def lose(net: Net) -> None:
+    for file in net.directory.glob("records.db*"):
+        file.unlink()

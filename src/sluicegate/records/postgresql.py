@@ -38,9 +38,7 @@ class Postgresql:
         self._connection: psycopg.Connection[Any] | None = None
 
     def engine(self) -> Engine:
-        return create_engine(
-            "postgresql+psycopg://", creator=self._connect, poolclass=QueuePool, pool_size=1, max_overflow=0, pool_pre_ping=True
-        )
+        return create_engine("postgresql+psycopg://", creator=self._connect, poolclass=QueuePool, pool_size=1, max_overflow=0, pool_pre_ping=True)
 
     def _connect(self) -> psycopg.Connection[Any]:
         self._connection = psycopg.connect(
@@ -53,6 +51,10 @@ class Postgresql:
             prepare_threshold=None,
         )
         return self._connection
+
+    def replaced(self) -> bool:
+        """A server that has another database now has ended the connection."""
+        return False
 
     def options(self, snapshot: bool, reading: bool) -> dict[str, object]:
         return {"isolation_level": "REPEATABLE READ" if snapshot else "READ COMMITTED", "postgresql_readonly": reading}
