@@ -9,7 +9,6 @@ for a bill is decided in core/usage.py, as is what a later report of the same ca
 input, reports have to be laid over each other before they are read: `laid_over`.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 from msgspec import Struct
@@ -19,20 +18,21 @@ from sluicegate.core.usage import Usage
 TOKENS_MAX = 10**9  # a reported count above it is no count
 COST_MAX_USD = 1_000_000  # likewise
 
-_NO_FIELDS: Mapping[str, Any] = {}
+
+Place = tuple[str, ...]  # a field, or an object and a field in it
 
 
 class Shape(Struct, frozen=True):
-    """Where one wire format has its counts. A place is a field, or `object.field`; of several places the first with tokens in it counts."""
+    """Where one wire format has its counts. Of several places the first with tokens in it counts."""
 
     input: str
     output: str  # "": there is none
     total: str = ""  # "": there is none
-    cached: tuple[str, ...] = ()  # read from the provider's cache
-    written: tuple[str, ...] = ()  # into it
-    written_5m: str = ""  # of those, by how long they stay; together they may be more than `written`, which older APIs have alone
-    written_1h: str = ""
-    reasoning: tuple[str, ...] = ()
+    cached: tuple[Place, ...] = ()  # read from the provider's cache
+    written: tuple[Place, ...] = ()  # into it
+    written_5m: Place = ()  # of those, by how long they stay; together they may be more than `written`
+    written_1h: Place = ()
+    reasoning: tuple[Place, ...] = ()
     beside: bool = False  # cached and written tokens are not in the input's count
     rounds: str = ""  # a list of such reports, one for each time that a model was run; the counts beside it need not have all of them in them
 
@@ -44,18 +44,18 @@ OPENAI_CHAT = Shape(
     "prompt_tokens",
     "completion_tokens",
     "total_tokens",
-    cached=("prompt_tokens_details.cached_tokens", "prompt_cache_hit_tokens", "cached_tokens"),
-    written=("prompt_tokens_details.cache_write_tokens",),
-    reasoning=("completion_tokens_details.reasoning_tokens", "reasoning_tokens"),
+    cached=(("prompt_tokens_details", "cached_tokens"), ("prompt_cache_hit_tokens",), ("cached_tokens",)),
+    written=(("prompt_tokens_details", "cache_write_tokens"),),
+    reasoning=(("completion_tokens_details", "reasoning_tokens"), ("reasoning_tokens",)),
 )
 # https://platform.openai.com/docs/api-reference/responses/object
 OPENAI_RESPONSES = Shape(
     "input_tokens",
     "output_tokens",
     "total_tokens",
-    cached=("input_tokens_details.cached_tokens",),
-    written=("input_tokens_details.cache_write_tokens",),
-    reasoning=("output_tokens_details.reasoning_tokens",),
+    cached=(("input_tokens_details", "cached_tokens"),),
+    written=(("input_tokens_details", "cache_write_tokens"),),
+    reasoning=(("output_tokens_details", "reasoning_tokens"),),
 )
 # https://platform.openai.com/docs/api-reference/embeddings/create
 OPENAI_EMBEDDINGS = Shape("prompt_tokens", "", "total_tokens")
@@ -64,11 +64,11 @@ OPENAI_EMBEDDINGS = Shape("prompt_tokens", "", "total_tokens")
 ANTHROPIC = Shape(
     "input_tokens",
     "output_tokens",
-    cached=("cache_read_input_tokens",),
-    written=("cache_creation_input_tokens",),
-    written_5m="cache_creation.ephemeral_5m_input_tokens",
-    written_1h="cache_creation.ephemeral_1h_input_tokens",
-    reasoning=("output_tokens_details.thinking_tokens",),
+    cached=(("cache_read_input_tokens",),),
+    written=(("cache_creation_input_tokens",),),
+    written_5m=("cache_creation", "ephemeral_5m_input_tokens"),
+    written_1h=("cache_creation", "ephemeral_1h_input_tokens"),
+    reasoning=(("output_tokens_details", "thinking_tokens"),),
     beside=True,
     rounds="iterations",
 )
@@ -87,7 +87,7 @@ def read(shape: Shape, reported: Any) -> Usage | None:
     if plain and len(reported) == 3 and get(shape.total) == read + written:  # nothing but the counts
         return Usage(read, written)
     usage = _counts(shape, reported)
-    rounds = get(shape.rounds)
+    rounds = get(shape.rounds) if shape.rounds else None
     if isinstance(rounds, list):
         usage = _at_least(usage, [_counts(shape, each) for each in rounds if isinstance(each, dict)])
     usage.cost_nano_usd = _cost(reported)
@@ -103,19 +103,21 @@ def laid_over(earlier: dict[str, Any] | None, later: Any) -> dict[str, Any] | No
 
 def _counts(shape: Shape, reported: dict[str, Any]) -> Usage:
     usage = Usage(_tokens(reported.get(shape.input)), _tokens(reported.get(shape.output)) if shape.output else 0)
-    cached = _first(reported, shape.cached)
-    five_minutes, hour = _at(reported, shape.written_5m) or 0, _at(reported, shape.written_1h) or 0
-    written = max(_first(reported, shape.written), five_minutes + hour)
+    cached, written, reasoning, hour = _first(reported, shape.cached), _first(reported, shape.written), _first(reported, shape.reasoning), 0
+    if shape.written_1h:
+        hour = _first(reported, (shape.written_1h,))
+        written = max(written, hour + _first(reported, (shape.written_5m,)))
     if shape.beside and usage.input_tokens is not None:
         usage.input_tokens += cached + written
-    _total(usage, _at(reported, shape.total), shape)
-    reasoning = _first(reported, shape.reasoning)
+    if shape.total:
+        _total(usage, _tokens(reported.get(shape.total)), shape)
     if usage.output_tokens is not None and reasoning > usage.output_tokens and not reported.get(shape.total):
         usage.output_tokens += reasoning  # it cannot be a part of it
-    room = usage.input_tokens or 0
-    usage.cached_tokens = min(cached, room)
-    usage.cache_write_tokens = min(written, room - usage.cached_tokens)
-    usage.cache_write_1h_tokens = min(hour, usage.cache_write_tokens)
+    if cached or written:
+        room = usage.input_tokens or 0
+        usage.cached_tokens = min(cached, room)
+        usage.cache_write_tokens = min(written, room - usage.cached_tokens)
+        usage.cache_write_1h_tokens = min(hour, usage.cache_write_tokens)
     usage.reasoning_tokens = min(reasoning, usage.output_tokens or 0)
     return usage
 
@@ -144,30 +146,28 @@ def _at_least(usage: Usage, rounds: list[Usage]) -> Usage:
     return together
 
 
-def _first(reported: dict[str, Any], places: tuple[str, ...]) -> int:
+def _first(reported: dict[str, Any], places: tuple[Place, ...]) -> int:
     for place in places:
-        count = _at(reported, place)
-        if count:
+        value = reported.get(place[0])
+        if len(place) > 1:
+            value = value.get(place[1]) if isinstance(value, dict) else None
+        if value and (count := _tokens(value)):
             return count
     return 0
 
 
-def _at(reported: dict[str, Any], place: str) -> int | None:
-    outer, _, inner = place.partition(".")
-    value = reported.get(outer)
-    return _tokens((value if isinstance(value, dict) else _NO_FIELDS).get(inner) if inner else value)
-
-
 def _tokens(value: Any) -> int | None:
-    if isinstance(value, float) and value.is_integer():
+    if type(value) is float and value.is_integer():
         value = int(value)
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= TOKENS_MAX else None
+    return value if type(value) is int and 0 <= value <= TOKENS_MAX else None
 
 
 def _cost(reported: dict[str, Any]) -> int | None:
     """What the provider says that the call costs. Of a key of one's own, OpenRouter says what the vendor takes beside its own fee:
     https://openrouter.ai/docs/use-cases/byok."""
-    cost = _usd(reported.get("cost"))
+    if "cost" not in reported:
+        return None
+    cost = _usd(reported["cost"])
     details = reported.get("cost_details")
     if cost is None or reported.get("is_byok") is not True or not isinstance(details, dict):
         return cost
