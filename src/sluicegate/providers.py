@@ -33,6 +33,7 @@ class Row(msgspec.Struct, frozen=True):
     stops_on_close: bool = False
     token_per_event: bool = False
     cap_overrun: int = 0  # tokens per choice that may come beyond the cap that was sent
+    own_prompt: int = 0  # tokens, at most, of a text of its own on the use of tools or the shape of the answer
     tokenizers: tuple[tuple[str, str], ...] = ()
 
 
@@ -69,10 +70,16 @@ ROWS = {
 }
 
 
-def paths(row: Row, model: str) -> tuple[tuple[str, bytes], ...]:
-    """Where a model of this row is called, below the base URL, by the dialects that the row speaks."""
-    quoted = quote(model, safe="")
-    return tuple((name, row.path.format(path=DIALECTS[name].PATH.decode(), model=quoted).encode()) for name in (row.dialect, *row.also))
+def paths(row: Row, model: str, base_url: str = "") -> tuple[tuple[str, bytes], ...]:
+    """Where a model of this row is called, below the base URL, by the dialects that the row speaks. A version that the base URL ends with is not said
+    again."""
+    quoted, found = quote(model, safe=""), []
+    for name in (row.dialect, *row.also):
+        path = DIALECTS[name].PATH.decode()
+        if base_url.endswith("/v1"):
+            path = path.removeprefix("/v1")
+        found.append((name, row.path.format(path=path, model=quoted).encode()))
+    return tuple(found)
 
 
 def forwarded(provider: Provider, headers: Mapping[bytes, bytes]) -> Sequence[tuple[bytes, bytes]]:

@@ -134,6 +134,7 @@ class _Compiler:
             stops_on_close=stops_on_close,
             token_per_event=row.token_per_event,
             cap_overrun=row.cap_overrun,
+            own_prompt=row.own_prompt,
             ca_file=written.ca_file,
             proxy=self.proxy(written, base_url, path),
         )
@@ -243,7 +244,7 @@ class _Compiler:
             model=written.model,
             price=_price(written.price),
             extend=extend,
-            paths=paths(row, written.model),
+            paths=paths(row, written.model, provider.base_url),
             cap_field=settings.cap_field or cap_field(row, written.model),
             tokenizer=written.tokenizer or settings.tokenizer or tokenizer(row, written.model),
             context=written.context,

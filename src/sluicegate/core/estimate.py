@@ -125,6 +125,7 @@ class Learned:
         images = request.images * (deployment.image_tokens or IMAGE_TOKENS) if request.images else 0
         beside = images + framing + request.tokens
         plain = not images and not request.unbounded and not request.tokens
+        bound += request.own_prompts * deployment.provider.own_prompt
         return Figures(estimate + beside, bound + beside, request.choices, 0, 0, 0, 0, counted, in_tokens, text_bytes, framing, plain)
 
     def _output(self, figures: Figures, request: Request, model: Model, deployment: Deployment, *, key: Key, budget: Budget) -> None:

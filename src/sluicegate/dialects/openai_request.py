@@ -156,6 +156,7 @@ def read_request(body: bytes) -> Request:
         fields=fields,
         cap_by="max_tokens" if cap is None or cap < LARGE else next(name for name in CAPS if getattr(typed, name) == cap),
         unbounded_by=content.unbounded_by,
+        own_prompts=(1 if typed.tools or typed.functions else 0) + (1 if typed.response_format is not None else 0),
     )
 
 
