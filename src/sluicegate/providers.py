@@ -55,18 +55,29 @@ _OPENAI_CAP_FIELDS = tuple((prefix, "max_completion_tokens") for prefix in ("gpt
 
 FORWARDED = ("traceparent", "tracestate")  # to every provider: https://www.w3.org/TR/trace-context/
 
+_OPENAI_ALSO = ("openai_completions", "openai_embeddings")
+
 ROWS = {
     "openai": Row(
         "openai_chat",
+        also=_OPENAI_ALSO,
         base_url="https://api.openai.com/v1",
         cap_fields=_OPENAI_CAP_FIELDS,
         tokenizers=_OPENAI_TOKENIZERS,
     ),
-    "openai_compatible": Row("openai_chat"),
+    "openai_compatible": Row("openai_chat", _OPENAI_ALSO),
     # llama-cpp-python looks at the cap only where no character has begun: of four tokens that make one, three may come after it.
-    "llama_cpp": Row("openai_chat", base_url="http://127.0.0.1:8081/v1", extend=True, stops_on_close=True, token_per_event=True, cap_overrun=3),
-    "vllm": Row("openai_chat", base_url="http://127.0.0.1:8000/v1", extend=True, stops_on_close=True),
-    "mock": Row("openai_chat", base_url="http://127.0.0.1:8089/v1", extend=True, stops_on_close=True),
+    "llama_cpp": Row(
+        "openai_chat",
+        _OPENAI_ALSO,
+        base_url="http://127.0.0.1:8081/v1",
+        extend=True,
+        stops_on_close=True,
+        token_per_event=True,
+        cap_overrun=3,
+    ),
+    "vllm": Row("openai_chat", _OPENAI_ALSO, base_url="http://127.0.0.1:8000/v1", extend=True, stops_on_close=True),
+    "mock": Row("openai_chat", _OPENAI_ALSO, base_url="http://127.0.0.1:8089/v1", extend=True, stops_on_close=True),
 }
 
 

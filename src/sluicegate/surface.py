@@ -14,7 +14,7 @@ from sluicegate.core.limits import Unit
 from sluicegate.core.plan import Template
 from sluicegate.core.refusals import iso
 from sluicegate.core.tenants import Key
-from sluicegate.dialects import openai_chat
+from sluicegate.dialects import openai_chat, openai_completions, openai_embeddings
 from sluicegate.gateway import Gateway
 from sluicegate.http.exchange import Exchange, Handler
 from sluicegate.ledger.contract import Ledger, LedgerUnavailable
@@ -22,7 +22,11 @@ from sluicegate.reject import Reject
 from sluicegate.trip import Dialect
 
 # Answered by an upstream, in the dialect that the client speaks.
-_DIALECTS: dict[str, Dialect] = {"/v1/chat/completions": openai_chat}
+_DIALECTS: dict[str, Dialect] = {
+    "/v1/chat/completions": openai_chat,
+    "/v1/completions": openai_completions,
+    "/v1/embeddings": openai_embeddings,
+}
 _JSON = (b"content-type", b"application/json")
 
 

@@ -84,7 +84,7 @@ async def test_chat_goes_to_the_gateway(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("path", [
-    "/", "/v1", "/v1/", "/v1/chat/completions/", "/v1/embeddings", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/images/generations",
+    "/", "/v1", "/v1/", "/v1/chat/completions/", "/v1/moderations", "/v1/rerank", "/v1/responses", "/v1/messages", "/v1/images/generations",
     "/v1/files", "/v1/batches", "/v1/audio/speech", "/openai/v1/chat/completions", "/chat/completions", "/v1/realtime", "/V1/CHAT/COMPLETIONS",
     "/v1/models/chat", "/../v1/chat/completions", "/v1/chat/completions\x00", "/é" * 1000,
 ])  # fmt: skip

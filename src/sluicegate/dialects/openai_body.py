@@ -97,7 +97,7 @@ def _output(output: _Output) -> tuple[str, int]:
         if thought_2 and thought_2 != thought:
             text += thought_2
     elif output.reasoning_details is not None:
-        text += "".join(_strings(output.reasoning_details))
+        text += "".join(strings(output.reasoning_details))
     if output.refusal:
         text += output.refusal
     if output.audio is not None:
@@ -161,9 +161,9 @@ def _tolerated_choice(loose: dict[str, Any], place: int) -> _Choice:
 def _tolerated_output(loose: dict[str, Any]) -> _Output:
     output = _Output()
     for name in ("content", "reasoning", "reasoning_content", "refusal"):
-        setattr(output, name, "".join(_strings(loose.get(name))) or None)
+        setattr(output, name, "".join(strings(loose.get(name))) or None)
     output.reasoning_details = loose.get("reasoning_details")
-    output.audio = _Audio("".join(_strings(loose.get("audio"))))
+    output.audio = _Audio("".join(strings(loose.get("audio"))))
     calls = loose.get("tool_calls")
     if calls:
         output.tool_calls = [_tolerated_call(call) for call in (calls if isinstance(calls, list) else [calls])]
@@ -175,12 +175,12 @@ def _tolerated_output(loose: dict[str, Any]) -> _Output:
 def _tolerated_call(loose: Any) -> _Call:
     function = (loose.get("function") or loose.get("custom")) if isinstance(loose, dict) else loose
     if not isinstance(function, dict):
-        return _Call(_Called(None, "".join(_strings(function))))
+        return _Call(_Called(None, "".join(strings(function))))
     arguments = [value if isinstance(value, str) else _json(value) for name, value in function.items() if name != "name" and value]
     return _Call(_Called(text_of(function.get("name")), "".join(arguments)))
 
 
-def _strings(value: Any) -> Iterator[str]:
+def strings(value: Any) -> Iterator[str]:
     """Every text inside a value, but for what is known to be no output (types, ids, encoded audio)."""
     left = [value]
     while left:
