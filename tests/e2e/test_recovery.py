@@ -105,7 +105,12 @@ def one_counter_deleted(redis: Server) -> None:
     redis.client.delete(key)
 
 
-@pytest.mark.parametrize("lose", [flushed, restarted_empty, restarted_from_an_older_copy, one_counter_deleted])
+def one_counter_of_another_type(redis: Server) -> None:
+    (key,) = redis.client.keys("sg1:{acme}:c:*")
+    redis.client.set(key, "0")
+
+
+@pytest.mark.parametrize("lose", [flushed, restarted_empty, restarted_from_an_older_copy, one_counter_deleted, one_counter_of_another_type])
 def test_cases_2_and_132_after_a_loss_the_rest_only_is_admitted(tmp_path: Path, redis: Server, mock: Mock, lose: Callable[[Server], None]) -> None:
     """Nine tenths of a budget are spent when Redis loses what it knew, or goes back to an earlier state: one tenth is left."""
     with running_gateway(tmp_path, at(tmp_path, mock, redis)) as gateway:
