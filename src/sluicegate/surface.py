@@ -14,7 +14,7 @@ from sluicegate.core.limits import Unit
 from sluicegate.core.plan import Template
 from sluicegate.core.refusals import iso
 from sluicegate.core.tenants import Key
-from sluicegate.dialects import openai_chat, openai_completions, openai_embeddings
+from sluicegate.dialects import anthropic_messages, openai_chat, openai_completions, openai_embeddings
 from sluicegate.gateway import Gateway
 from sluicegate.http.exchange import Exchange, Handler
 from sluicegate.ledger.contract import Ledger, LedgerUnavailable
@@ -26,6 +26,7 @@ _DIALECTS: dict[str, Dialect] = {
     "/v1/chat/completions": openai_chat,
     "/v1/completions": openai_completions,
     "/v1/embeddings": openai_embeddings,
+    "/v1/messages": anthropic_messages,
 }
 _JSON = (b"content-type", b"application/json")
 
