@@ -178,7 +178,8 @@ class Gateway:
         attempt.cap = attempt.figures.cap(covered) if covered else None
         attempt.via, path = trip.dialect, deployment.path(trip.dialect.NAME)
         if path is None:
-            attempt.via, path = between(trip.dialect.NAME, provider.dialect, request), deployment.path(provider.dialect)
+            attempt.via = between(trip.dialect.NAME, provider.dialect, request, trip.request_id, trip.time_ms // 1000)
+            path = deployment.path(provider.dialect)
             assert path is not None
         body = attempt.via.write_request(request, _target(trip, attempt))
         headers = forwarded(provider, trip.exchange.headers)

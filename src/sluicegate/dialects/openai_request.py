@@ -121,7 +121,7 @@ _FETCHING = (
     "previous", "promptid", "retriev", "search", "sessionid", "threadid", "vectorstore",
 )  # fmt: skip
 _FETCHING_NAMES = frozenset(("chattemplate", "container", "files", "memory", "preset", "rag"))
-_ABSENT = frozenset((b"null", b"false", b'""', b"[]"))  # an empty object asks for the defaults
+ABSENT = frozenset((b"null", b"false", b'""', b"[]"))  # an empty object asks for the defaults
 
 _decode_usual = msgspec.json.Decoder(_Usual).decode
 _decode_any = msgspec.json.Decoder(_Any).decode
@@ -167,11 +167,8 @@ def write_request(request: Request, target: Target) -> bytes:
     """
     fields: dict[str, Any] = dict(request.fields)
     fields["model"] = target.model
-    for name in target.rejects:
-        fields.pop(name, None)
-    for name, theirs in target.renames:
-        if name in fields:
-            fields[theirs] = fields.pop(name)
+    if target.rejects or target.renames:
+        as_known(fields, target)
     cap = request.cap if target.cap is None else target.cap
     for name in CAPS:
         if name in fields and name != target.cap_field:
@@ -188,6 +185,15 @@ def write_request(request: Request, target: Target) -> bytes:
             except RecursionError:  # it could just be read, a few calls further up
                 raise BadRequest("The body is nested too deeply.", "stream_options") from None
     return _encode(fields)
+
+
+def as_known(fields: dict[str, Any], target: Target) -> None:
+    """Takes out the fields that a provider answers with an error, and gives others the name by which it knows them."""
+    for name in target.rejects:
+        fields.pop(name, None)
+    for name, theirs in target.renames:
+        if name in fields:
+            fields[theirs] = fields.pop(name)
 
 
 def strictly(read: Callable[[bytes], T], body: bytes) -> T:
@@ -243,7 +249,7 @@ def more_fields(content: Content, fields: dict[str, Raw], silent: frozenset[str]
         raw = bytes(fields[name])
         if name not in acted_on and name.casefold() in acted_on:
             raise BadRequest(f"Unknown field {name!r}: field names are in lower case.", name)
-        if raw in _ABSENT:
+        if raw in ABSENT:
             continue
         if name == "background":
             raise BadRequest("'background' is not supported: the answer to a request is what settles it.", name)
@@ -251,7 +257,7 @@ def more_fields(content: Content, fields: dict[str, Raw], silent: frozenset[str]
             raise BadRequest("'models' is not supported: the gateway routes; ask for one 'model'.", name)
         if name == "extra_body":
             _nested(content, raw)
-        if _fetches(name) or (name == "prompt" and raw.startswith(b"{")):
+        if fetches(name) or (name == "prompt" and raw.startswith(b"{")):
             content.unbounded, content.unbounded_by = f"{name[:40]!r}, by which the provider gets input of its own", name[:100]
         if raw[:1] in (b'"', b"{", b"[") and (name not in RENDERED or len(raw) > SETTING_BYTES):
             content.texts.append(raw.decode())
@@ -269,7 +275,7 @@ def _nested(content: Content, raw: bytes) -> None:
             for name, inner in value.items():
                 if name.casefold() in _MULTIPLIED:
                     raise BadRequest(f"{name!r} is not read inside 'extra_body': it belongs in the body itself.", "extra_body")
-                if inner and _fetches(name):
+                if inner and fetches(name):
                     content.unbounded = f"{name[:40]!r}, by which the provider gets input of its own"
                     content.unbounded_by = "extra_body"
 
@@ -290,7 +296,7 @@ def _schemas(content: Content, typed: _Settings, fields: dict[str, Raw]) -> None
             content.texts.append(raw.decode())
 
 
-def _fetches(name: str) -> bool:
+def fetches(name: str) -> bool:
     """Whether a field of this name makes the provider get input of its own, or make text of what it gets."""
     plain = name.casefold().replace("_", "").replace("-", "")
     return plain in _FETCHING_NAMES or (any(word in plain for word in _FETCHING) and "beamsearch" not in plain)

@@ -6,14 +6,32 @@
 from types import ModuleType
 from typing import Any
 
-from sluicegate.dialects import anthropic_messages, openai_chat, openai_completions, openai_completions_content, openai_embeddings
+from sluicegate.dialects import (
+    anthropic_messages,
+    openai_chat,
+    openai_chat_content,
+    openai_completions,
+    openai_completions_content,
+    openai_embeddings,
+)
 from sluicegate.dialects.between import Between, Origin
 from sluicegate.dialects.content import Inexpressible
 from sluicegate.dialects.form import Request
 
-DIALECTS: dict[str, ModuleType] = {module.NAME: module for module in (openai_chat, anthropic_messages, openai_completions, openai_embeddings)}
-CLIENTS: dict[str, Any] = {openai_completions.NAME: openai_completions_content}
-PROVIDERS: dict[str, Any] = {}
+_MODULES = (
+    openai_chat,
+    openai_completions,
+    openai_embeddings,
+    anthropic_messages,
+)
+DIALECTS: dict[str, ModuleType] = {module.NAME: module for module in _MODULES}
+CLIENTS: dict[str, Any] = {
+    openai_chat.NAME: openai_chat_content,
+    openai_completions.NAME: openai_completions_content,
+}
+PROVIDERS: dict[str, Any] = {
+    openai_chat.NAME: openai_chat_content,
+}
 
 
 def between(client: str, provider: str, request: Request, request_id: str, time_s: int) -> Between:
