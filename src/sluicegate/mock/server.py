@@ -25,7 +25,7 @@ import httptools
 import msgspec
 import uvloop
 
-from sluicegate.mock import openai_chat, openai_completions, openai_embeddings
+from sluicegate.mock import anthropic_messages, ollama_chat, openai_chat, openai_completions, openai_embeddings, openai_responses
 from sluicegate.mock.answers import Dialect, plan
 from sluicegate.mock.calls import BadCall, Call
 from sluicegate.mock.flights import Flight, Ticker, flight_for, head
@@ -38,7 +38,9 @@ BODY_MAX_BYTES = 64 * 1024 * 1024
 SEEN_CALLS, SEEN_BODY_BYTES = 256, 64 * 1024
 MODELS = ("mock-small", "mock-large")
 TAG = "[[mock "
-DIALECTS: dict[str, Dialect] = {dialect.PATH: dialect for dialect in (openai_chat, openai_completions, openai_embeddings)}
+DIALECTS: dict[str, Dialect] = {
+    dialect.PATH: dialect for dialect in (anthropic_messages, ollama_chat, openai_chat, openai_completions, openai_embeddings, openai_responses)
+}
 
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
@@ -76,7 +78,7 @@ class Mock:
         self.faults: list[Fault] = []
         self.connections: set[Connection] = set()
         self._all_gone: asyncio.Future[None] | None = None
-        self.base_url = ""  # of the API, with its /v1, once started
+        self.base_url = ""  # of OpenAI's API, with its /v1, once started
         self._server: asyncio.Server | None = None
         self._numbers = itertools.count(1)
         self._idle: list[asyncio.Future[None]] = []
@@ -90,6 +92,11 @@ class Mock:
         port = self._server.sockets[0].getsockname()[1]
         self.base_url = f"{'https' if tls else 'http'}://{host}:{port}/v1"
         return port
+
+    @property
+    def root_url(self) -> str:
+        """What the clients of Anthropic and Ollama call the base URL."""
+        return self.base_url.removesuffix("/v1")
 
     async def stop(self) -> None:
         """Stops listening and drops every connection."""
