@@ -163,3 +163,36 @@ async def test_one_budget_over_three_surfaces_at_once(tmp_path: Path) -> None:
         replies = await asyncio.gather(*calls)
         assert {reply.code for reply in replies} <= {"200", "budget_busy", "budget_exceeded"}
         assert 0 < bench.total <= 2000
+
+
+CHATS_ONLY = "  chats: {provider: mock, base_url: BASE_URL, speaks: [openai_chat], tokenizer: o200k_base}"
+TWO = """
+  two:
+    deployments:
+      - {provider: chats, model: first, price: {input: 0.5, output: 1.0}}
+      - {provider: mock, model: second, price: {input: 0.5, output: 1.0}}
+  one:
+    deployments: [{provider: chats, model: first, price: {input: 0.5, output: 1.0}}]"""
+
+
+@STREAM
+async def test_a_completion_at_a_provider_that_takes_chats(tmp_path: Path, stream: bool) -> None:
+    """The same form of answer, the same charge; what it cannot say goes to a deployment that can, and is a 400 where there is none."""
+    async with running(tmp_path, limits="[1000 tokens/day]", providers=CHATS_ONLY, models=TWO, options={"completion": 10}) as bench:
+        options = {"stream_options": {"include_usage": True}} if stream else {}
+        reply = await complete(bench, model="one", max_tokens=10, stream=stream, **options)
+        last = reply.events[-1] if stream else reply.json
+        assert (reply.code, last["object"], last["usage"]["completion_tokens"]) == ("200", "text_completion", 10)
+        assert len(texts(reply)) == 1 and texts(reply)[0] and (not stream or reply.done)
+        assert (await complete(bench, model="two", max_tokens=10, stream=stream, echo=True)).code == "200"
+        assert [record.deployment for record in bench.records] == ["chats/first", "mock/second"]
+        refused = await complete(bench, model="one", max_tokens=10, stream=stream, echo=True)
+        assert (refused.status, refused.error["param"]) == (400, "echo")
+
+
+async def test_embeddings_go_where_there_are_some(tmp_path: Path) -> None:
+    """They cannot be translated: the next deployment is asked, and where none has them it is a 400 at no cost."""
+    async with running(tmp_path, limits="[1000 tokens/day]", providers=CHATS_ONLY, models=TWO) as bench:
+        assert (await embed(bench, model="two")).headers["x-sluicegate-deployment"] == "mock/second"
+        refused = await embed(bench, model="one")
+        assert (refused.status, refused.error["param"], bench.record.cost_nano_usd) == (400, "model", 0)
