@@ -19,10 +19,24 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Raw, Struct
 
+from sluicegate.dialects.anthropic_blocks import (
+    KNOWN,
+    Citations,
+    Document,
+    Image,
+    Redacted,
+    SearchResult,
+    Source,
+    Text,
+    Thought,
+    ToolResult,
+    ToolUse,
+    read_block,
+)
 from sluicegate.dialects.anthropic_thinking import without_thinking
 from sluicegate.dialects.form import BadRequest, Request, Target
 from sluicegate.dialects.openai_messages import Content
-from sluicegate.dialects.openai_request import CAPS, Count, more_fields, named, strictly
+from sluicegate.dialects.openai_request import CAPS, Count, as_known, more_fields, named, strictly
 
 
 class _Thinking(Struct, gc=False):
@@ -87,79 +101,6 @@ class _Settings(Struct, gc=False):
     inference_geo: str | None = None
 
 
-# -- blocks of content: what is typed of each; any other field counts as the JSON that it came in ---------------------------------------------------
-
-
-class _Text(Struct, gc=False):
-    text: str
-
-
-class _Citations(Struct, gc=False):
-    enabled: bool | None = None
-
-
-class _Source(Struct, gc=False):
-    type: str
-    media_type: str | None = None
-    data: str | None = None
-    url: str | None = None
-    file_id: str | None = None
-    content: str | list[Raw] | None = None
-
-
-class _Image(Struct, gc=False):
-    source: _Source
-
-
-class _Document(Struct, gc=False):
-    source: _Source
-    title: str | None = None
-    context: str | None = None
-    citations: _Citations | None = None
-
-
-class _SearchResult(Struct, gc=False):
-    content: list[Raw]
-    source: str
-    title: str
-    citations: _Citations | None = None
-
-
-class _ToolUse(Struct, gc=False):
-    id: str
-    name: str
-    input: dict[str, Raw]
-
-
-class _ToolResult(Struct, gc=False):
-    tool_use_id: str
-    content: str | list[Raw] | None = None
-    is_error: bool | None = None
-
-
-class _Thought(Struct, gc=False):
-    thinking: str
-    signature: str
-
-
-class _Redacted(Struct, gc=False):
-    data: str
-
-
-_BLOCKS: dict[str, Any] = {
-    "text": _Text,
-    "image": _Image,
-    "document": _Document,
-    "search_result": _SearchResult,
-    "tool_use": _ToolUse,
-    "tool_result": _ToolResult,
-    "thinking": _Thought,
-    "redacted_thinking": _Redacted,
-}
-_DECODE_BLOCK = {kind: msgspec.json.Decoder(block).decode for kind, block in _BLOCKS.items()}
-_MARKS = frozenset(("type", "cache_control", "caller", "toolset_name"))
-_KNOWN = {kind: _MARKS | set(block.__struct_fields__) for kind, block in _BLOCKS.items()}
-
 # Tools that the client runs and the provider describes, by the beginning of their types. The text of each is at most a few hundred tokens.
 _DESCRIBED = ("bash_", "computer_2", "memory_", "text_editor_")
 _ADVISOR = "advisor_"
@@ -169,7 +110,6 @@ _ACTED_ON = frozenset(_Settings.__struct_fields__)
 _SILENT = _ACTED_ON | {"betas", "cache_control", "diagnostics"}
 
 _decode = msgspec.json.Decoder(_Settings).decode
-_decode_type = msgspec.json.Decoder(_Format).decode
 _decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
 _decode_list = msgspec.json.Decoder(list[dict[str, Raw]]).decode
 _encode = msgspec.json.Encoder().encode
@@ -213,11 +153,8 @@ def write_request(request: Request, target: Target) -> bytes:
     """
     fields: dict[str, Any] = dict(request.fields)
     fields["model"] = target.model
-    for name in target.rejects:
-        fields.pop(name, None)
-    for name, theirs in target.renames:
-        if name in fields:
-            fields[theirs] = fields.pop(name)
+    if target.rejects or target.renames:
+        as_known(fields, target)
     fields["max_tokens"] = request.cap if target.cap is None else target.cap
     try:
         without_thinking(fields, target.foreign)
@@ -252,40 +189,39 @@ class _Blocks:
         self.content.unbounded, self.content.unbounded_by = why, path
 
     def _block(self, raw: Raw, path: str) -> None:
-        kind = _decode_type(raw).type
-        decode = _DECODE_BLOCK.get(kind)
-        if decode is None:
+        kind, block = read_block(raw)
+        if block is None:
             self.unbounded(f"a block of type {kind[:40]!r}", path)
             return
-        block, texts = decode(raw), self.content.texts
+        texts = self.content.texts
         match block:
-            case _Text():
+            case Text():
                 texts.append(block.text)
-            case _Image():
+            case Image():
                 self._image(block.source, path)
-            case _Document():
+            case Document():
                 self._document(block, path)
-            case _SearchResult():
+            case SearchResult():
                 texts += (block.source, block.title)
                 self._cited(block.citations, path)
                 self.add(block.content, f"{path}.content")
-            case _ToolUse():
+            case ToolUse():
                 self.framed += 1
                 texts.append(bytes(raw).decode())
                 return
-            case _ToolResult():
+            case ToolResult():
                 self.framed += 1
                 texts.append(block.tool_use_id)
                 self.add(block.content, f"{path}.content")
-            case _Thought():
+            case Thought():
                 texts += (block.thinking, block.signature)
-            case _Redacted():
+            case Redacted():
                 texts.append(block.data)
         for name, value in _decode_fields(raw).items():
-            if name not in _KNOWN[kind] and value[:1] in (b'"', b"{", b"["):
+            if name not in KNOWN[kind]:
                 texts.append(bytes(value).decode())
 
-    def _image(self, source: _Source, path: str) -> None:
+    def _image(self, source: Source, path: str) -> None:
         needed = {"base64": source.data, "url": source.url, "file": source.file_id}
         if source.type not in needed:
             self.unbounded(f"an image from a {source.type[:40]!r}", path)
@@ -293,7 +229,7 @@ class _Blocks:
             raise BadRequest(f"Invalid value for '{path}.source'. It lacks what its type needs.", f"{path}.source")
         self.content.images += 1
 
-    def _document(self, document: _Document, path: str) -> None:
+    def _document(self, document: Document, path: str) -> None:
         source = document.source
         self.content.texts += [text for text in (document.title, document.context) if text]
         self._cited(document.citations, path)
@@ -304,7 +240,7 @@ class _Blocks:
         else:
             self.unbounded(f"a document from a {source.type[:40]!r}", path)
 
-    def _cited(self, citations: _Citations | None, path: str) -> None:
+    def _cited(self, citations: Citations | None, path: str) -> None:
         """To be cited from, a text is cut into numbered pieces of nobody knows which sizes."""
         if citations is not None and citations.enabled:
             self.unbounded("a text that is to be cited from", f"{path}.citations")

@@ -51,7 +51,7 @@ def without_thinking(fields: dict[str, Any], foreign: bool) -> None:
         assistant = _decode_role(message["role"]) == "assistant"
         if assistant:
             loop = False
-        if assistant and message["content"][:1] == b"[":
+        if assistant and bytes(message["content"]).startswith(b"["):
             blocks = [(block, _decode_block(block)) for block in _decode_list(message["content"])]
             kept = [block for block, typed in blocks if not _taken_out(typed, foreign)]
             if len(kept) < len(blocks):

@@ -7,6 +7,7 @@ from types import ModuleType
 from typing import Any
 
 from sluicegate.dialects import (
+    anthropic_content,
     anthropic_messages,
     openai_chat,
     openai_chat_content,
@@ -28,9 +29,11 @@ DIALECTS: dict[str, ModuleType] = {module.NAME: module for module in _MODULES}
 CLIENTS: dict[str, Any] = {
     openai_chat.NAME: openai_chat_content,
     openai_completions.NAME: openai_completions_content,
+    anthropic_messages.NAME: anthropic_content,
 }
 PROVIDERS: dict[str, Any] = {
     openai_chat.NAME: openai_chat_content,
+    anthropic_messages.NAME: anthropic_content,
 }
 
 
