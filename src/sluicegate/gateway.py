@@ -169,6 +169,20 @@ class Gateway:
         assert rejected is not None  # a route has at least one deployment
         raise rejected
 
+    async def count(self, exchange: Exchange, read_request: Callable[[bytes], Request]) -> int:
+        """Input tokens of a request that is not to be served, at the first deployment of its model: estimated, or where that cannot be, what would be
+        held. Raises Reject, ClientGone."""
+        key = self.identify(exchange.headers)
+        try:
+            request = read_request(await exchange.read_body(self._max_body_bytes))
+            model = self._plan(key, request).model
+            figures = self._learned.figures(request, model, model.deployments[0], key, self.policy.budget)
+        except BadRequest as error:
+            raise reject.bad_request(error) from None
+        except BodyTooLarge:
+            raise reject.body_too_large(self._max_body_bytes) from None
+        return figures.input_bound if request.unbounded else figures.input_estimate
+
     # -- call -----------------------------------------------------------------------------------------------------------------------------
 
     async def _call(self, trip: Trip, attempt: Attempt, request: Request) -> Outcome | None:
