@@ -58,15 +58,14 @@ AT_ANTHROPIC = TRACING | {
     "anthropic-version": "2023-06-01",
     "anthropic-beta": "interleaved-thinking-2025-05-14",
 }
-CHAT = (
-    "/chat/completions",
-    {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 16},
-    {"Authorization": "Bearer sk-theirs"},
-    "x-request-id",
-)
-MESSAGES = ("/messages", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 16}, {"X-Api-Key": "sk-theirs"}, "request-id")
-COMPLETIONS = ("/completions", {"prompt": "Hi", "max_tokens": 16}, {"Authorization": "Bearer sk-theirs"}, "x-request-id")
-EMBEDDINGS = ("/embeddings", {"input": "Hi"}, {"Authorization": "Bearer sk-theirs"}, "x-request-id")
+BEARER, KEY = {"Authorization": "Bearer sk-theirs"}, {"X-Api-Key": "sk-theirs"}
+SAID = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 16}
+CHAT = ("/chat/completions", SAID, BEARER, "x-request-id")
+CHAT_STREAM = ("/chat/completions", SAID | {"stream": True}, BEARER, "x-request-id")
+MESSAGES = ("/messages", SAID, KEY, "request-id")
+MESSAGES_STREAM = ("/messages", SAID | {"stream": True}, KEY, "request-id")
+COMPLETIONS = ("/completions", {"prompt": "Hi", "max_tokens": 16}, BEARER, "x-request-id")
+EMBEDDINGS = ("/embeddings", {"input": "Hi"}, BEARER, "x-request-id")
 
 
 @pytest.fixture(scope="module")
