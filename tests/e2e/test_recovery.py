@@ -143,6 +143,19 @@ def test_a_loss_while_nobody_runs_is_seen_at_the_start(tmp_path: Path, redis: Se
         rest_only_is_admitted(gateway, mock)
 
 
+def test_a_replica_with_records_of_its_own_is_refused(tmp_path: Path, redis: Server, mock: Mock) -> None:
+    """Beside a ledger that lives with others it would seed it from what it alone knows: one line says why, exit code 1; the others notice nothing."""
+    with running_gateway(tmp_path, at(tmp_path, mock, redis), "one") as one:
+        spend(one, mock, 0.5)
+        epochs = redis.client.keys("sg1:{acme}:e:*")
+        (tmp_path / "own").mkdir()
+        stranger = Gateway(tmp_path, at(tmp_path / "own", mock, redis), "stranger", ())
+        assert stranger.process.wait(30) == 1
+        assert "sluicegate: the ledger is in use with other records" in stranger.logged() and "Traceback" not in stranger.logged()
+        assert redis.client.keys("sg1:{acme}:e:*") == epochs
+        rest_only_is_admitted(one, mock)
+
+
 class Client(threading.Thread):
     """Streams again and again until the budget is used up."""
 

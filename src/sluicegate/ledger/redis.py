@@ -289,6 +289,16 @@ class RedisLedger(Trees):
 
     # -- recovery --
 
+    async def claim(self, records: str, before: str, ttl_ms: int) -> str:
+        """Of two who claim it at once the later one has it; the other one sees that at its next claim."""
+        back, key = self.topology.route(COMMON).back, prefix(COMMON) + "records"
+        (found,) = await _command(back, "MGET", key)
+        owner = (found or b"").decode()
+        if owner in ("", records, before):
+            await _command(back, "SET", key, records, "PX", ttl_ms)
+            return records
+        return owner
+
     def incarnation(self, tree: str) -> str:
         node = self.topology.route(tree).node
         return node.run.run_id if node is not None else ""

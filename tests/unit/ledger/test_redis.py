@@ -425,6 +425,18 @@ async def test_learned_tables_expire_and_cover_the_generation_before(desk: Desk,
     assert GENERATION_MS < store.pttl(key) <= 2 * GENERATION_MS
 
 
+async def test_a_ledger_is_claimed_for_the_records_that_it_is_used_with(desk: Desk, store: redis_client.Redis) -> None:
+    """Others get it when the claim has ended, or from those who had it before them; what else is there does not matter."""
+    ledger, key = desk.ledger, "sg1:{learned}:records"
+    assert [await ledger.claim(name, "", 60_000) for name in ("one", "two", "one")] == ["one"] * 3
+    assert 50_000 < store.pttl(key) <= 60_000
+    assert [await ledger.claim("two", "one", 30), await ledger.claim("one", "", 30)] == ["two"] * 2
+    await asyncio.sleep(0.04)
+    assert await ledger.claim("one", "", 60_000) == "one"
+    damage(store, key, "another type")
+    assert await ledger.claim("two", "", 60_000) == "two"
+
+
 async def test_two_replicas_share_a_limit(desk: Desk, redis_url: str, store: redis_client.Redis) -> None:
     """100 tokens a minute: what one has taken is not there for the other."""
     other = RedisLedger(redis_url.removesuffix("/0") + "/8", 5_000)
