@@ -15,7 +15,7 @@ from sluicegate.journal import Journal
 from sluicegate.ledger.contract import LedgerRecovering, LedgerUnavailable
 from sluicegate.ledger.memory import MemoryLedger
 from sluicegate.outbox import Outbox
-from sluicegate.records.rows import RecordsUnavailable, UsageRow
+from sluicegate.records.rows import RecordsBehind, RecordsUnavailable, UsageRow
 from sluicegate.records.store import Records
 from sluicegate.recovery import Recovery
 from support_ledgers import Clock
@@ -31,9 +31,17 @@ class FakeRecords:
         self.seeded: dict[str, int] = {}  # how far each writer was at the last seeding
         self.batches: list[tuple[str, int, list[UsageRow]]] = []
         self.away = self.after = False
+        self.session = 1
 
-    async def add(self, writer: str, upto: int, rows: list[UsageRow]) -> None:
+    def lose(self) -> None:
+        """They are other ones from now on, and new."""
+        self.rows, self.uptos, self.seeded = [], {}, {}
+
+    async def add(self, writer: str, upto: int, rows: list[UsageRow], after: int = 0) -> None:
         self.batches.append((writer, upto, rows))
+        if self.uptos.get(writer, 0) < after:
+            self.session += 1
+            raise RecordsBehind("lost")
         if (not self.away or self.after) and self.uptos.get(writer, 0) < upto:
             self.uptos[writer] = upto
             self.rows += rows
@@ -107,6 +115,7 @@ class Net:
         self.clock = Clock()
         self.first = MemoryLedger(self.clock)
         self.incarnation = "run-1"
+        self.owner = ("", 0)  # which records have the ledger, until when
         self.workers: list[Worker] = []
 
     def worker(self, name: str, *limits: str, trees: tuple[str, ...] = ("t",)) -> "Worker":
@@ -142,7 +151,16 @@ class SharedLedger(MemoryLedger):
         self._book = net.first._book
         self._net = net
         self.away = False
-        self.fails: set[str] = set()
+        self.fails: set[str] = set()  # verbs
+        self.gone: set[str] = set()  # trees whose server is away
+
+    async def claim(self, records: str, before: str, ttl_ms: int) -> str:
+        self.check("claim")
+        (owner, until_ms), now_ms = self._net.owner, self._net.clock.now_ms
+        if owner not in ("", records, before) and now_ms < until_ms:
+            return owner
+        self._net.owner = records, now_ms + ttl_ms
+        return records
 
     def incarnation(self, tree: str) -> str:
         return self._net.incarnation
@@ -151,19 +169,19 @@ class SharedLedger(MemoryLedger):
         self.check("ping")
 
     async def seq(self, tree: str, epoch: str) -> int:
-        self.check("seq")
+        self.check("seq", tree)
         return await super().seq(tree, epoch)
 
     async def seed(self, tree: str, epoch: str, counters: Any) -> int:
-        self.check("seed")
+        self.check("seed", tree)
         return await super().seed(tree, epoch, counters)
 
     async def announce(self, announcement: Announcement) -> None:
-        self.check("announce")
+        self.check("announce", announcement.refs.tree)
         await super().announce(announcement)
 
-    def check(self, verb: str) -> None:
-        if self.away or verb in self.fails:
+    def check(self, verb: str, tree: str = "") -> None:
+        if self.away or verb in self.fails or tree in self.gone:
             raise LedgerUnavailable("away")
 
 

@@ -10,7 +10,9 @@ from sluicegate.relay import Relay
 from sluicegate.trip import Attempt, Trip
 
 # Header lines of our own making: ids, numbers, and names that the configuration has checked. None can hold a control character.
-_IDS = b"\r\nx-request-id: %b\r\nx-sluicegate-request-id: %b\r\nx-sluicegate-overhead-ms: %.2f"
+_IDS = b"\r\n%b: %b\r\nx-sluicegate-request-id: %b\r\nx-sluicegate-overhead-ms: %.2f"
+_ID = b"x-request-id"
+_ID_OF = {"anthropic_messages": b"request-id"}  # by the client's dialect: https://docs.anthropic.com/en/api/errors#request-id
 _ATTEMPTS = b"\r\nx-sluicegate-attempts: %b"
 _SERVED_BY = b"\r\nx-sluicegate-model: %b\r\nx-sluicegate-deployment: %b"
 _MAX_TOKENS = b"\r\nx-sluicegate-max-tokens: %d"
@@ -92,7 +94,7 @@ def _break(trip: Trip, message: str, type_: str, code: str) -> None:
 def _common(trip: Trip, now: float) -> bytes:
     request_id = trip.request_id.encode()
     overhead_ms = (now - trip.exchange.arrived - trip.upstream_s) * 1000
-    lines = _IDS % (request_id, request_id, max(overhead_ms, 0))
+    lines = _IDS % (_ID_OF.get(trip.dialect.NAME, _ID), request_id, request_id, max(overhead_ms, 0))
     if trip.attempts:
         lines += _ATTEMPTS % ",".join([f"{a.deployment}:{a.outcome}" for a in trip.attempts]).encode()
     if trip.plan is not None and trip.reply is not None and trip.refset is not None:

@@ -39,7 +39,7 @@ from sluicegate.observe.notices import Notices
 from sluicegate.outbox import Outbox
 from sluicegate.records.rows import RecordsUnavailable
 from sluicegate.records.store import Records
-from sluicegate.recovery import Recovery
+from sluicegate.recovery import OtherRecords, Recovery
 from sluicegate.seeding import counters_by_tree
 from sluicegate.surface import Surface
 from sluicegate.upkeep import Upkeep
@@ -127,7 +127,7 @@ class Worker:
     async def start(self) -> None:
         """Opens ledger and records, makes sure of every tree's state, replays what dead workers left, starts the background work.
 
-        A ledger or records that are away do not stop a start; nothing is admitted until both are there.
+        A ledger or records that are away do not stop a start; nothing is admitted until both are there. Raises OtherRecords.
         """
         for tokenizer in sorted({one.tokenizer for one in deployments(self._loaded.policy) if one.tokenizer}):
             meter.load(tokenizer)
@@ -141,7 +141,11 @@ class Worker:
         self._tasks.append(loop.create_task(self.recovery.run()))
         with contextlib.suppress(LedgerUnavailable, RecordsUnavailable):  # the outbox tries again, and says so
             await self.records.open()
-            await self.recovery.until_open(START_S if there else 0)
+            try:
+                await self.recovery.until_open(START_S if there else 0)
+            except OtherRecords:
+                await self.stop()
+                raise
             await self._outbox.replay()
         try:
             await self._siblings.start()

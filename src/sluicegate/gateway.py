@@ -19,7 +19,7 @@ from sluicegate.core import classify
 from sluicegate.core.claims import Extension, Reply, Swept
 from sluicegate.core.classify import Outcome
 from sluicegate.core.estimate import Learned
-from sluicegate.core.meter import EventMeter, Meter, sends_each_token
+from sluicegate.core.meter import EchoMeter, EventMeter, Meter, sends_each_token
 from sluicegate.core.plan import Plan, Plans
 from sluicegate.core.record import Record
 from sluicegate.core.standing import Permit, Standing
@@ -215,6 +215,20 @@ class Gateway:
             died = relay.ended == "died"
             standing.report(permit, "void" if died and attempt.closed else "failed" if died else "ok", self._clock())
 
+    async def count(self, exchange: Exchange, read_request: Callable[[bytes], Request]) -> int:
+        """Input tokens of a request that is not to be served, at the first deployment of its model: estimated, or where that cannot be, what would be
+        held. Raises Reject, ClientGone."""
+        key = self.identify(exchange.headers)
+        try:
+            request = read_request(await exchange.read_body(self._max_body_bytes))
+            model = self._plan(key, request).model
+            figures = self._learned.figures(request, model, model.deployments[0], key, self.policy.budget)
+        except BadRequest as error:
+            raise reject.bad_request(error) from None
+        except BodyTooLarge:
+            raise reject.body_too_large(self._max_body_bytes) from None
+        return figures.input_bound if request.unbounded else figures.input_estimate
+
     # -- call -----------------------------------------------------------------------------------------------------------------------------
 
     async def _call(self, trip: Trip, attempt: Attempt, request: Request) -> Outcome | None:
@@ -224,7 +238,8 @@ class Gateway:
         attempt.cap = attempt.figures.cap(covered) if covered else None
         attempt.via, path = trip.dialect, deployment.path(trip.dialect.NAME)
         if path is None:
-            attempt.via, path = between(trip.dialect.NAME, provider.dialect, request), deployment.path(provider.dialect)
+            attempt.via = between(trip.dialect.NAME, provider.dialect, request, trip.request_id, trip.time_ms // 1000)
+            path = deployment.path(provider.dialect)
             assert path is not None
         body = attempt.via.write_request(request, _target(trip, attempt))
         headers = forwarded(provider, trip.exchange.headers)
@@ -253,7 +268,7 @@ class Gateway:
         """Reads a stream up to its first output. whole: it is made of an answer that has come and is billed."""
         call, deployment = attempt.call, attempt.deployment
         assert call is not None
-        attempt.meter = self._text_meter(attempt) if whole else self._stream_meter(attempt, request)
+        attempt.meter = self._text_meter(attempt, request) if whole else self._stream_meter(attempt, request)
         pace = Pace(trip.policy.budget.stop_lag_ms, self._learned.delta(deployment))
         relay = attempt.relay = Relay(
             trip.exchange,
@@ -291,7 +306,7 @@ class Gateway:
                 call.put_back(attempt.via.streamed(body))
                 return await self._first_output(trip, attempt, request, whole=True)
             attempt.body, attempt.answer = answer.body or body, answer
-            attempt.meter = self._text_meter(attempt)
+            attempt.meter = self._text_meter(attempt, request)
             for delta in answer.deltas:
                 attempt.meter.add(delta)
             return None
@@ -307,13 +322,14 @@ class Gateway:
 
     def _stream_meter(self, attempt: Attempt, request: Request) -> Meter:
         deployment = attempt.deployment
-        if not deployment.provider.token_per_event:
-            return self._text_meter(attempt)
+        if not deployment.provider.token_per_event or request.echoed:
+            return self._text_meter(attempt, request)
         each = sends_each_token(request)
         return EventMeter(deployment.tokenizer, self._learned.factor_milli(deployment, by_event=each), attempt.most, each)
 
-    def _text_meter(self, attempt: Attempt) -> Meter:
-        return Meter(attempt.deployment.tokenizer, self._learned.factor_milli(attempt.deployment))
+    def _text_meter(self, attempt: Attempt, request: Request) -> Meter:
+        tokenizer, factor_milli = attempt.deployment.tokenizer, self._learned.factor_milli(attempt.deployment)
+        return EchoMeter(tokenizer, factor_milli, request.echoed) if request.echoed else Meter(tokenizer, factor_milli)
 
     def _growth(self, trip: Trip, attempt: Attempt, pace: Pace) -> Growth:
         held, budget = attempt.held, trip.policy.budget
@@ -341,8 +357,8 @@ class Gateway:
 
     def _learn(self, trip: Trip, attempt: Attempt) -> None:
         """Takes the figures of a complete answer, for estimates and bounds to come."""
-        usage, meter, plan = attempt.usage, attempt.meter, trip.plan
-        if usage is None or meter is None or plan is None:
+        usage, meter, plan, request = attempt.usage, attempt.meter, trip.plan, trip.request
+        if usage is None or meter is None or plan is None or request is None or not request.shown:
             return
         if not attempt.deployment.visible:
             self._learned.observe_later(attempt.figures, usage, meter, plan.model, attempt.deployment, plan.key, attempt.cut_short)

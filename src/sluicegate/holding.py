@@ -103,7 +103,7 @@ class Holding:
             shown = policy.budget.show_figures
             raise reject.refused(refusals.too_large(misfit.counter, misfit.requested, misfit.fits_output_tokens, misfit.reserved, shown), shown)
         attempt = Attempt(f"{trip.request_id}.{number}", deployment, figures, template)
-        attempt.visible = deployment.visible and not self._learned.exceeded(deployment)
+        attempt.visible = deployment.visible and request.shown and not self._learned.exceeded(deployment)
         attempt.extends = request.stream and deployment.extend and attempt.visible
         if policy.budget.queue_max_wait_ms > 1000 * trip.waited_s:
             attempt.need = figures.aim  # who may wait does not take so little that its answer will probably end early

@@ -4,7 +4,8 @@ To the ledger goes each settlement by itself. Settles are idempotent by hold id,
 of another epoch than the tree's present one (the state has been seeded anew since its hold was admitted) is charged unless the records had it
 when the tree was seeded: its usage is then in the sums.
 To the records goes usage in batches, once a second: sums per second of admission, key, model and deployment. A batch is sent as it is until it is
-taken; the records take it once (writer, upto). Records that are away stop nothing: the journal keeps the lines.
+taken; the records take it once (writer, upto). Records that are away stop nothing: the journal keeps the lines. Records that turn out to be others
+than before, or an older copy, get what they lack out of the journal, as far as its files are still there (journal.py).
 
 Nothing used is lost: what either side has not taken stays in the journal's file, and is replayed by whoever finds that file unlocked.
 """
@@ -24,7 +25,7 @@ from sluicegate.core.claims import RefSet, Settled, Settlement, Swept
 from sluicegate.core.record import Record, Spent
 from sluicegate.journal import Journal
 from sluicegate.ledger.contract import Ledger, LedgerRecovering, LedgerUnavailable
-from sluicegate.records.rows import RecordsUnavailable, UsageRow
+from sluicegate.records.rows import RecordsBehind, RecordsUnavailable, UsageRow
 from sluicegate.records.store import Records
 
 RETRY_S = 1.0
@@ -91,6 +92,7 @@ class Outbox:
         self._usage = Usage()
         self._batch: tuple[int, list[UsageRow]] | None = None  # sent to the records, outcome unknown
         self._upto = 0  # the records have the usage of all lines up to this one
+        self._session = 0  # of the records, in which that was last made sure of
         self._usage_lines: list[int] = []  # that the ledger need not be told of
         self._flushing = asyncio.Lock()
         self._replay_due = True
@@ -159,6 +161,8 @@ class Outbox:
     async def flush(self) -> None:
         """Brings all usage so far into the records. Raises RecordsUnavailable; it is then sent with the next."""
         async with self._flushing:
+            if self._records.session != self._session:
+                await self._make_sure()
             if self._batch is not None:
                 await self._add(*self._batch)
             if self.last_seq > self._upto:
@@ -167,7 +171,11 @@ class Outbox:
                 await self._add(*self._batch)
 
     async def _add(self, upto: int, rows: list[UsageRow]) -> None:
-        await self._records.add(self._journal.writer, upto, rows)
+        try:
+            await self._records.add(self._journal.writer, upto, rows, self._upto)
+        except RecordsBehind:
+            await self._make_sure()
+            await self._records.add(self._journal.writer, upto, rows, self._upto)
         self._batch = None
         self._upto = upto
         done = [seq for seq in self._usage_lines if seq <= upto]
@@ -175,6 +183,23 @@ class Outbox:
         for seq in done:
             self._journal.acknowledge(seq)
         self._journal.recorded(upto)
+
+    async def _make_sure(self) -> None:
+        """The records may be others than before: what they lack of what they had is added again, as far as the journal still has it."""
+        session, writer, upto = self._records.session, self._journal.writer, self._upto
+        known = await self._records.written(writer) if upto else 0
+        if known < upto:
+            self._journal.flush()
+            usage, found = Usage(), 0
+            for file in await asyncio.to_thread(leftovers.read_own, self._directory, writer):
+                for entry in file.entries:
+                    if known < entry.seq <= upto:
+                        found += 1
+                        if entry.spent is not None:
+                            usage.add(entry.tree, entry.spent)
+            await self._records.add(writer, upto, usage.rows(), known)
+            log.warning("records had lost usage", added_lines=found, lost_lines=upto - known - found)
+        self._session = session
 
     # -- to the ledger, again ---------------------------------------------------------------------------------------------------------------
 

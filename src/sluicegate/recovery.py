@@ -11,7 +11,8 @@ recovery_steps.py decides, purely, from what is known; `Recovery` does it, once 
 repeated and nobody's death stops it: a lead ends with its lease, nobody waits for a worker whose beat is 5 s old, and a worker that was left out
 finds that its lines were not in the sums, and charges them.
 
-Fails, and is tried again, when the ledger or the records are away: nothing is opened without both.
+Fails, and is tried again, when the ledger or the records are away: nothing is opened without both. Nor is anything done while the ledger is in use
+with other records (`Ledger.claim`): replicas with records of their own would each seed it from what they alone know.
 """
 
 import asyncio
@@ -28,16 +29,21 @@ from sluicegate.ledger.contract import Ledger, LedgerUnavailable, TreeState
 from sluicegate.outbox import Outbox
 from sluicegate.records.rows import NotLeading, RecordsUnavailable, TreeRow, WorkerRow
 from sluicegate.records.store import Records
-from sluicegate.recovery_steps import Step, View, confirmable, next_step
+from sluicegate.recovery_steps import PATIENCE_MS, Step, View, confirmable, next_step
 from sluicegate.trip import Held, Trip
 
 BEAT_S = 1.0
 HURRY_S = 0.1  # between rounds while a tree is not open
 LIVE_MS = 5_000  # a worker whose last beat is older is not waited for
 LEASE_MS = 5_000
+CLAIM_MS = 3_000  # a ledger that nobody has claimed for so long is free for other records
 ANNOUNCED_AT_ONCE = 256
 
 log = structlog.get_logger("recovery")
+
+
+class OtherRecords(Exception):
+    """The ledger is in use with other records than these."""
 
 
 class Recovery:
@@ -71,9 +77,13 @@ class Recovery:
         self._status: dict[str, str] = {}
         self._closed_at: dict[str, float] = {}
         self._confirmed = 0
+        self._session = records.session
+        self._identity = ""  # of the records for which this worker last had the ledger
+        self._disputed_at = math.inf  # since when others have it
+        self._refused = False  # they live
         self._beaten_at = 0.0
         self._awake = asyncio.Event()
-        self._all_open = asyncio.Event()
+        self._decided = asyncio.Event()  # all trees are open, or will not be
         self._away = False
         ledger.on_doubt = self._doubt
 
@@ -88,10 +98,12 @@ class Recovery:
                     await self._awake.wait()
 
     async def until_open(self, timeout_s: float) -> None:
-        """Waits for all trees to be open, so long at most."""
+        """Waits for all trees to be open, so long at most. Raises OtherRecords."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                await self._all_open.wait()
+                await self._decided.wait()
+        if self._refused:
+            raise OtherRecords("the ledger is in use with other records: replicas that share a ledger must share their records")
 
     def closed_s(self) -> float:
         """For how long no tree at all has been open; endless if none ever was."""
@@ -121,13 +133,15 @@ class Recovery:
         rows = await self._beat()
         for row in rows:
             self._hear(row)
+        if not await self._has_ledger():
+            return False
         brought_in = any(row.status == "lost" and row.round > self._confirmed for row in rows)
         if brought_in:
             await self._bring_in()
         went_on = await self._confirm(rows, brought_in)
         closed = self._closed()
         if not closed:
-            self._all_open.set()
+            self._decided.set()
             return went_on
         try:
             went_on = await self._advance(closed) or went_on
@@ -135,8 +149,27 @@ class Recovery:
             went_on = await self._confirm(rows, brought_in) or went_on
         return went_on
 
+    async def _has_ledger(self) -> bool:
+        """Claims the ledger for these records. Other ones are named once they have kept their claim for longer than one whose workers are gone."""
+        identity = self._records.identity
+        try:
+            owner = await self._ledger.claim(identity, self._identity, CLAIM_MS)
+        except LedgerUnavailable:
+            return True  # a server that is away keeps no tree of another one waiting
+        if owner == identity:
+            self._identity, self._disputed_at, self._refused = identity, math.inf, False
+            return True
+        self._disputed_at = min(self._disputed_at, self._clock())
+        if not self._refused and self._clock() - self._disputed_at > CLAIM_MS / 1000:
+            self._refused = True
+            log.error("ledger in use with other records", records=identity, others=owner)
+            self._decided.set()
+        return False
+
     def _hear(self, row: TreeRow) -> None:
         """Stops using a tree that others have given up, or have gone on with."""
+        if row.tree in self._counters:
+            self._note_seen(row.tree, row)
         if row.status == "lost" and row.tree in self._counters:
             self._leave(row.tree)
             self._change(row.tree, "lost" if row.epoch else "new", "another worker has found it so")
@@ -159,6 +192,10 @@ class Recovery:
         self._beaten_at = self._clock()
         rows = await self._records.beat(self._worker, self._ledger.now_ms(), self._confirmed, incarnations, seqs)
         self._published |= seqs
+        if self._records.session != self._session:  # perhaps other records, to which nothing of this was told
+            self._session, self._confirmed = self._records.session, 0
+            self._published.clear()
+            return await self._beat()
         return rows
 
     async def _stay_alive(self) -> None:
@@ -174,9 +211,10 @@ class Recovery:
         await self._outbox.flush()
 
     def _has_done(self, row: TreeRow, brought_in: bool) -> bool:
+        """A seeding of which this worker could not tell in time is passed over: nobody waits for it any more, but others would for later rounds."""
         if row.status == "lost":
             return brought_in or row.round <= self._confirmed
-        return row.tree not in self._counters or self._told.get(row.tree) == row.epoch
+        return row.tree not in self._counters or self._told.get(row.tree) == row.epoch or self._waited_ms(row.tree) >= PATIENCE_MS
 
     # -- steps --
 
@@ -185,11 +223,14 @@ class Recovery:
         rows = await self._records.trees(trees)
         now_ms = self._ledger.now_ms()
         live = [worker for worker in await self._records.workers() if worker.beat_ms > now_ms - LIVE_MS]
+        for tree in trees:
+            self._note_seen(tree, rows.get(tree))
         epochs = [rows[tree].epoch if tree in rows else "" for tree in trees]
+        runs = [self._ledger.incarnation(tree) for tree in trees]
         seqs = await asyncio.gather(*map(self._ledger.seq, trees, epochs), return_exceptions=True)
-        to_adopt: list[tuple[TreeRow, int]] = []
+        to_adopt: list[tuple[TreeRow, int, str]] = []
         went_on, away = False, None
-        for tree, seq in zip(trees, seqs, strict=True):
+        for tree, run, seq in zip(trees, runs, seqs, strict=True):
             await self._stay_alive()
             try:
                 if isinstance(seq, BaseException):
@@ -197,7 +238,7 @@ class Recovery:
                 row = rows.get(tree)
                 step, why = next_step(self._view(tree, row, seq, live))
                 if row is not None and step == "adopt":
-                    to_adopt.append((row, seq))
+                    to_adopt.append((row, seq, run))
                 went_on = step == "adopt" or await self._take(step, why, tree, row) or went_on
             except LedgerUnavailable as error:
                 away = error
@@ -222,14 +263,18 @@ class Recovery:
         return True
 
     def _view(self, tree: str, row: TreeRow | None, seq: int, live: Sequence[WorkerRow]) -> View:
-        now_ms = self._ledger.now_ms()
-        status, round = (row.status, row.round) if row is not None else ("", 0)
-        if tree not in self._first_seen or self._first_seen[tree][:2] != (status, round):
-            self._first_seen[tree] = status, round, now_ms
-        may_lead = row is not None and (row.leader in ("", self._worker) or row.lease_ms <= now_ms)
+        may_lead = row is not None and (row.leader in ("", self._worker) or row.lease_ms <= self._ledger.now_ms())
         told = row is not None and self._told.get(tree) == row.epoch
-        waited_ms = now_ms - self._first_seen[tree][2]
-        return View(row, self._is_open(tree), told, seq, self._ledger.incarnation(tree), live, may_lead, waited_ms)
+        return View(row, self._is_open(tree), told, seq, self._ledger.incarnation(tree), live, may_lead, self._waited_ms(tree))
+
+    def _note_seen(self, tree: str, row: TreeRow | None) -> None:
+        seen = (row.status, row.round) if row is not None else ("", 0)
+        if tree not in self._first_seen or self._first_seen[tree][:2] != seen:
+            self._first_seen[tree] = *seen, self._ledger.now_ms()
+
+    def _waited_ms(self, tree: str) -> int:
+        """Since this worker first saw the tree's row as it is."""
+        return self._ledger.now_ms() - self._first_seen[tree][2]
 
     async def _seed(self, row: TreeRow) -> bool:
         """Seeds the ledger from the records, if this worker can have the lead."""
@@ -248,11 +293,16 @@ class Recovery:
             await self._ledger.seed(tree, epoch, seeds)
         return True
 
-    async def _adopt(self, found: Sequence[tuple[TreeRow, int]]) -> None:
-        """Goes on in the epochs of these trees: they are told what this worker holds and owes, and begin to count what they do not yet."""
+    async def _adopt(self, found: Sequence[tuple[TreeRow, int, str]]) -> None:
+        """Goes on in the epochs of these trees: they are told what this worker holds and owes, and begin to count what they do not yet.
+
+        found: rows, where the sequence stood, and in which run of the server. A change of that is told to nobody as long as a tree is not used.
+        """
         adopted = []
-        for row, seq in found:
+        for row, seq, run in found:
             await self._stay_alive()
+            if self._ledger.incarnation(row.tree) != run:
+                continue
             if row.status == "seeding":
                 self._change(row.tree, "seeding", f"its state is made anew, {len(self._counters[row.tree])} counters")
             self._states[row.tree] = self._ledger.trees[row.tree] = TreeState(row.epoch, seq, open=False)

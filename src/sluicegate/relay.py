@@ -261,7 +261,8 @@ class Relay:
         while self._waiting and self._covered(self._waiting[0][0]):
             _, raw, event = self._waiting.popleft()
             self._ready.append(raw)
-            self.after = event.after
+            if event.after is not None:
+                self.after = event.after
         if not self._waiting:
             if self._done:
                 self.ended = "complete"

@@ -14,15 +14,21 @@ from sluicegate.core.limits import Unit
 from sluicegate.core.plan import Template
 from sluicegate.core.refusals import iso
 from sluicegate.core.tenants import Key
-from sluicegate.dialects import openai_chat
+from sluicegate.dialects import anthropic_messages, openai_chat, openai_completions, openai_embeddings
 from sluicegate.gateway import Gateway
-from sluicegate.http.exchange import Exchange, Handler
+from sluicegate.http.exchange import ClientGone, Exchange, Handler
 from sluicegate.ledger.contract import Ledger, LedgerUnavailable
 from sluicegate.reject import Reject
 from sluicegate.trip import Dialect
 
 # Answered by an upstream, in the dialect that the client speaks.
-_DIALECTS: dict[str, Dialect] = {"/v1/chat/completions": openai_chat}
+_DIALECTS: dict[str, Dialect] = {
+    "/v1/chat/completions": openai_chat,
+    "/v1/completions": openai_completions,
+    "/v1/embeddings": openai_embeddings,
+    "/v1/messages": anthropic_messages,
+}
+_MESSAGES = "/v1/messages"  # here, and below it, errors are Anthropic's too
 _JSON = (b"content-type", b"application/json")
 
 
@@ -44,6 +50,7 @@ class Surface:
         self._may_scrape = may_scrape
         self._routes: dict[str, tuple[str, Handler | None]] = {
             **{path: ("POST", None) for path in _DIALECTS},  # handled above
+            "/v1/messages/count_tokens": ("POST", self._count_tokens),
             "/v1/models": ("GET", self._models),
             "/v1/usage": ("GET", self._usage),
             "/healthz": ("GET", self._health),
@@ -67,7 +74,12 @@ class Surface:
             assert handler is not None
             await handler(exchange)
         except Reject as rejected:
-            answer_reject(exchange, rejected)
+            if exchange.path.startswith(_MESSAGES):
+                _answer_reject_as(anthropic_messages, exchange, rejected)
+            else:
+                answer_reject(exchange, rejected)
+        except ClientGone:
+            exchange.abort()
 
     def _route(self, path: str) -> tuple[str, Handler | None]:
         if path in self._routes:
@@ -80,6 +92,10 @@ class Surface:
         key = self._gateway.identify(exchange.headers)
         names = [model for model in self._gateway.policy.models if key.models is None or model in key.models]
         answer(exchange, 200, {"object": "list", "data": [{"id": n, "object": "model", "created": 0, "owned_by": "sluicegate"} for n in names]})
+
+    async def _count_tokens(self, exchange: Exchange) -> None:
+        """The gateway's own count: no upstream is asked, nothing is held."""
+        answer(exchange, 200, {"input_tokens": await self._gateway.count(exchange, anthropic_messages.read_count)})
 
     async def _usage(self, exchange: Exchange) -> None:
         key = self._gateway.identify(exchange.headers)
@@ -141,6 +157,13 @@ def answer_reject(exchange: Exchange, rejected: Reject) -> None:
     """A JSON error in OpenAI's shape, for paths that belong to no dialect."""
     error = {"message": rejected.message, "type": rejected.type, "param": rejected.param, "code": rejected.code}
     answer(exchange, rejected.status, {"error": error}, rejected.headers)
+
+
+def _answer_reject_as(dialect: Dialect, exchange: Exchange, rejected: Reject) -> None:
+    """A JSON error in a dialect's shape."""
+    data = dialect.write_error(rejected.status, rejected.message, rejected.type, rejected.param, rejected.code, None)
+    exchange.start(rejected.status, [_JSON, *rejected.headers], len(data))
+    exchange.finish(data)
 
 
 def _figure(unit: Unit, amount: int) -> int | float:

@@ -9,7 +9,7 @@ from sqlalchemy import Connection
 
 from sluicegate.core.limits import Unit
 from sluicegate.records import store
-from sluicegate.records.rows import NotLeading, TreeRow, WorkerRow
+from sluicegate.records.rows import NotLeading, RecordsBehind, TreeRow, WorkerRow
 from sluicegate.records.store import WORKER_KEPT_MS, Records
 from support_records import SECOND, asked, opened, used, write_lines
 
@@ -36,6 +36,19 @@ async def test_a_batch_counts_once(records_url: str) -> None:
         await other.add("w", 9, [])
         assert await records.written("w") == 9
         assert await records.sums([asked()]) == [1]
+
+
+async def test_a_batch_says_what_must_be_there_before_it(records_url: str) -> None:
+    """Records that lack lines which they once had take nothing on top of the gap."""
+    async with opened(records_url) as records:
+        await records.add("w", 5, [used()])
+        await records.add("w", 7, [used()], 5)
+        await records.add("w", 7, [used()], 5)
+        with pytest.raises(RecordsBehind, match="w up to 7, and had them up to 8"):
+            await records.add("w", 9, [used()], 8)
+        with pytest.raises(RecordsBehind, match="v up to 0, and had them up to 1"):
+            await records.add("v", 9, [used()], 1)
+        assert await records.sums([asked()]) == [2]
 
 
 async def test_an_add_that_is_under_way_is_waited_for(records_url: str) -> None:
@@ -202,21 +215,22 @@ async def test_the_life_of_a_tree(records_url: str) -> None:
     """Lost, led, seeded, opened, verified, lost again: each step in its row; rounds rise over all trees."""
     async with opened(records_url) as records:
         assert await records.trees(["t", "other"]) == {}
-        assert await records.declare_lost("t", "") == TreeRow("t", "", 0, "lost", 1, "", "", 0)
-        assert await records.declare_lost("other", "") == TreeRow("other", "", 0, "lost", 2, "", "", 0)
+        first = (await records.declare_lost("t", "")).round
+        assert (await records.trees(["t"])) == {"t": TreeRow("t", "", 0, "lost", first, "", "", 0)}
+        assert await records.declare_lost("other", "") == TreeRow("other", "", 0, "lost", first + 1, "", "", 0)
         assert await records.lead("t", "w", 1_000, 5_000)
         assert await records.seed("t", "w", "e1", []) == []
-        seeding = TreeRow("t", "e1", 0, "seeding", 3, "", "w", 6_000)
+        seeding = TreeRow("t", "e1", 0, "seeding", first + 2, "", "w", 6_000)
         assert (await records.trees(["t"])) == {"t": seeding}
         assert {row.tree: (row.status, row.seq) for row in await records.beat("w", 1, 2, "", {"t": ("e1", 9)})} == {
             "t": ("seeding", 9),
             "other": ("lost", 0),
         }
         await records.opened("t", "e1", 7, "run a")
-        assert (await records.trees(["t"])) == {"t": TreeRow("t", "e1", 9, "open", 3, "run a", "", 0)}
+        assert (await records.trees(["t"])) == {"t": TreeRow("t", "e1", 9, "open", first + 2, "run a", "", 0)}
         await records.verified("t", "e1", "run b")
-        assert (await records.trees(["t", "nobody"])) == {"t": TreeRow("t", "e1", 9, "open", 3, "run b", "", 0)}
-        assert await records.declare_lost("t", "e1") == TreeRow("t", "e1", 9, "lost", 4, "run b", "", 0)
+        assert (await records.trees(["t", "nobody"])) == {"t": TreeRow("t", "e1", 9, "open", first + 2, "run b", "", 0)}
+        assert await records.declare_lost("t", "e1") == TreeRow("t", "e1", 9, "lost", first + 3, "run b", "", 0)
 
 
 async def test_what_has_gone_on_is_not_changed(records_url: str) -> None:
@@ -273,7 +287,8 @@ async def test_rounds_are_never_shared(records_url: str) -> None:
         names = [f"t{i}" for i in range(10)]
         rows = await asyncio.gather(*(records.declare_lost(name, "") for name in names for records in (one, two)))
         assert rows[::2] == rows[1::2]
-        assert sorted(row.round for row in rows[::2]) == list(range(1, 11))
+        rounds = sorted(row.round for row in rows[::2])
+        assert rounds == list(range(rounds[0], rounds[0] + 10))
 
 
 async def test_a_seeding_remembers_what_it_has_seen(records_url: str) -> None:

@@ -265,6 +265,19 @@ def test_the_mock_refuses_an_option_that_it_does_not_have(tmp_path: Path) -> Non
         assert "Traceback" not in ended.stderr
 
 
+def test_the_mock_says_where_it_is(tmp_path: Path) -> None:
+    """The base URL as the clients of each dialect want it."""
+    for dialect, path in (("openai", "/v1"), ("anthropic", ""), ("ollama", "")):
+        port = free_port()
+        child = Child([sys.executable, "-m", "sluicegate", "mock", "--port", str(port), "--dialect", dialect], tmp_path / dialect)
+        try:
+            child.wait_until(lambda child=child: "\n" in child.logged())  # type: ignore[misc]
+        finally:
+            child.stop()
+        assert child.logged() == f"http://127.0.0.1:{port}{path}\n"
+    assert sluicegate("mock", "--dialect", "telepathy", cwd=tmp_path).returncode == 2
+
+
 def test_demo_shows_all_of_it(tmp_path: Path) -> None:
     """A stream, a refusal, a truncation and the usage table, in a directory of its own; exit code 0."""
     shown = sluicegate("demo", cwd=tmp_path)

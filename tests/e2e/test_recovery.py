@@ -105,7 +105,12 @@ def one_counter_deleted(redis: Server) -> None:
     redis.client.delete(key)
 
 
-@pytest.mark.parametrize("lose", [flushed, restarted_empty, restarted_from_an_older_copy, one_counter_deleted])
+def one_counter_of_another_type(redis: Server) -> None:
+    (key,) = redis.client.keys("sg1:{acme}:c:*")
+    redis.client.set(key, "0")
+
+
+@pytest.mark.parametrize("lose", [flushed, restarted_empty, restarted_from_an_older_copy, one_counter_deleted, one_counter_of_another_type])
 def test_cases_2_and_132_after_a_loss_the_rest_only_is_admitted(tmp_path: Path, redis: Server, mock: Mock, lose: Callable[[Server], None]) -> None:
     """Nine tenths of a budget are spent when Redis loses what it knew, or goes back to an earlier state: one tenth is left."""
     with running_gateway(tmp_path, at(tmp_path, mock, redis)) as gateway:
@@ -136,6 +141,19 @@ def test_a_loss_while_nobody_runs_is_seen_at_the_start(tmp_path: Path, redis: Se
     with running_gateway(tmp_path, at(tmp_path, mock, redis), "later") as gateway:
         assert used(gateway)["used"] == mock.total()["tokens"]
         rest_only_is_admitted(gateway, mock)
+
+
+def test_a_replica_with_records_of_its_own_is_refused(tmp_path: Path, redis: Server, mock: Mock) -> None:
+    """Beside a ledger that lives with others it would seed it from what it alone knows: one line says why, exit code 1; the others notice nothing."""
+    with running_gateway(tmp_path, at(tmp_path, mock, redis), "one") as one:
+        spend(one, mock, 0.5)
+        epochs = redis.client.keys("sg1:{acme}:e:*")
+        (tmp_path / "own").mkdir()
+        stranger = Gateway(tmp_path, at(tmp_path / "own", mock, redis), "stranger", ())
+        assert stranger.process.wait(30) == 1
+        assert "sluicegate: the ledger is in use with other records" in stranger.logged() and "Traceback" not in stranger.logged()
+        assert redis.client.keys("sg1:{acme}:e:*") == epochs
+        rest_only_is_admitted(one, mock)
 
 
 class Client(threading.Thread):
@@ -331,6 +349,56 @@ def test_workers_of_one_gateway_recover_together(tmp_path: Path, mock: Mock) -> 
         file.unlink()
     with running_gateway(tmp_path, at(tmp_path, mock), "second", ("--workers", "3")) as second:
         rest_only_is_admitted(second, mock)
+
+
+def gone(directory: Path, name: str) -> None:
+    for file in directory.glob(f"{name}.db*"):
+        file.unlink()
+
+
+def test_a_ledger_file_that_is_deleted_under_running_gateways(tmp_path: Path, mock: Mock) -> None:
+    """One of two is started again and makes a new file: the other one leaves the old one, and together they spend what is left, no more."""
+    texts = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        fields = {"ledger": f"sqlite:///{tmp_path}/ledger.db", "records": f"sqlite:///{tmp_path}/records.db"}
+        texts.append(config(tmp_path / name, mock.url, TENANTS, **fields))
+    with running_gateway(tmp_path, texts[0], "one") as one:
+        spend(one, mock, 0.6)
+        gone(tmp_path, "ledger")
+        with running_gateway(tmp_path, texts[1], "two") as two:
+            spend(two, mock, 0.8)
+            spend(one, mock, 0.9)
+            rest_only_is_admitted(two, mock)
+            assert ask(one) == "budget_exceeded"
+
+
+@pytest.mark.parametrize("flushed", [False, True], ids=["records", "records and ledger"])
+def test_records_that_are_deleted_under_running_replicas(tmp_path: Path, redis: Server, mock: Mock, flushed: bool) -> None:
+    """One replica is started again and makes new ones: the other goes over to them with all that it knows. Nothing is given back, all serve on."""
+    texts = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        texts.append(at(tmp_path / name, mock, redis, records=f"sqlite:///{tmp_path}/records.db"))
+    with running_gateway(tmp_path, texts[0], "one") as one:
+        with running_gateway(tmp_path, texts[1], "two") as two:
+            spend(two, mock, 0.3)
+        spend(one, mock, 0.8)
+        owed = mock.total()["tokens"] - LIMIT * 0.3 if flushed else mock.total()["tokens"]  # nobody is left who knows what the other one used
+        time.sleep(1.5)
+        gone(tmp_path, "records")
+        if flushed:
+            redis.client.flushall()
+        with running_gateway(tmp_path, texts[1], "later") as two:
+            until(lambda: used(two)["used"] >= owed - 100, "what was used is not known")
+            for gateway in (one, two):
+                assert ask(gateway) == "ok"
+            epochs = redis.client.keys("sg1:{acme}:e:*")
+            time.sleep(2.5)
+            assert redis.client.keys("sg1:{acme}:e:*") == epochs
+            assert one.logged().count("records replaced") == 1
+            if not flushed:
+                rest_only_is_admitted(one, mock)
 
 
 def test_records_that_were_lost_take_nothing_back(tmp_path: Path, mock: Mock) -> None:

@@ -26,13 +26,13 @@ PURE_PACKAGES = {"msgspec", "bpe_openai"}
 MAY_IMPORT = {
     "core": {"dialects.form"},
     "dialects": {"core"},
-    "ledger": {"core"},
+    "ledger": {"core", "sqlite_file"},
     "http": {"core"},
     "observe": {"core"},
     "config": {"core", "providers", "ledger.address"},
     "providers": {"core", "dialects.registry"},
     "journal": {"core"},
-    "records": {"core"},
+    "records": {"core", "sqlite_file"},
     "mock": {"core", "http"},
     "supervisor": set(),
 }

@@ -17,8 +17,8 @@ import openai
 import pytest
 
 from sluicegate.core.meter import count
-from sluicegate.mock import Mock, MockOptionError, MockOptions, Tally, from_mapping
-from sluicegate.mock.answers import Answer, plan, read_call, stream
+from sluicegate.mock import Mock, MockOptionError, MockOptions, Tally, from_mapping, openai_chat
+from sluicegate.mock.answers import Answer, plan, stream
 from sluicegate.mock.text import DENSE, WORDS, words
 
 PATH = "/v1/chat/completions"
@@ -175,8 +175,8 @@ def test_each_dense_character_is_one_token() -> None:
 
 
 def lengths(caller: str = "a", body: bytes = b"", n: int = 1, **options: Any) -> list[int]:
-    call = read_call(body or chat(n=n))
-    return [output.tokens for output in plan(call, from_mapping(options), caller, 1).outputs]
+    call = openai_chat.read_call(body or chat(n=n))
+    return [output.tokens for output in plan(openai_chat, call, from_mapping(options), caller, 1).outputs]
 
 
 def test_lengths_repeat() -> None:
@@ -755,7 +755,7 @@ async def test_bad_faults(client: Client, mock: Mock, body: bytes) -> None:
 
 async def test_unknown_paths(client: Client) -> None:
     """Other paths are a JSON 404."""
-    for method, path in (("GET", "/"), ("GET", PATH), ("POST", "/v1/embeddings")):
+    for method, path in (("GET", "/"), ("GET", PATH), ("POST", "/v1/audio/speech")):
         client.send(method, path)
         assert (await client.read()).status == 404
 
@@ -827,8 +827,8 @@ def test_stream_steps_sum_up() -> None:
     for n in (1, 3):
         for mode in ("none", "visible", "hidden"):
             for chunk in (0, 1, 7):
-                call = read_call(chat(stream=True, n=n, max_tokens=90))
-                answer: Answer = plan(call, from_mapping({"reasoning": mode, "chunk": chunk, "median": 60}), "a", 1)
+                call = openai_chat.read_call(chat(stream=True, n=n, max_tokens=90))
+                answer: Answer = plan(openai_chat, call, from_mapping({"reasoning": mode, "chunk": chunk, "median": 60}), "a", 1)
                 steps = list(stream(answer))
                 assert sum(step.tokens for step in steps) == answer.tokens
                 assert [step.ending for step in steps] == [""] * (len(steps) - 1) + ["done"]

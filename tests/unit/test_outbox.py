@@ -569,3 +569,69 @@ async def test_the_end_waits_for_both_for_a_while(stage: Stage, tmp_path: Path, 
     await stage.outbox.finish(0.001)
     stage.journal.close()
     assert (stage.records.uptos, len(files(tmp_path))) == ({"w1": 2}, 1)
+
+
+@pytest.mark.parametrize("idle", [False, True], ids=["with the next usage", "when nothing is used"])
+async def test_records_that_were_lost_get_again_what_the_journal_has(stage: Stage, logged: list[Any], idle: bool) -> None:
+    """Other records than before, and new: usage that they had is in its file still, and is added once more; one line tells."""
+    await stage.hold("a", "b", "c")
+    stage.settle("a", 7)
+    stage.settle("b", 20)
+    await stage.outbox.flush()
+    stage.records.lose()
+    if idle:
+        stage.records.session += 1
+    else:
+        stage.settle("c", 100)
+    for _ in range(2):
+        await stage.outbox.flush()
+    assert (stage.records.total(), stage.records.uptos) == ((27, {"w1": 2}) if idle else (127, {"w1": 3}))
+    assert [(line["event"], line["added_lines"], line["lost_lines"]) for line in logged] == [("records had lost usage", 2, 0)]
+
+
+async def test_an_older_copy_of_the_records_gets_what_it_lacks(stage: Stage) -> None:
+    """And nothing that it has."""
+    await stage.hold("a", "b")
+    stage.settle("a", 7)
+    await stage.outbox.flush()
+    stage.settle("b", 20)
+    await stage.outbox.flush()
+    stage.records.rows, stage.records.uptos = stage.records.rows[:1], {"w1": 1}
+    stage.records.session += 1
+    await stage.outbox.flush()
+    assert (stage.records.total(), stage.records.uptos) == (27, {"w1": 2})
+
+
+async def test_what_neither_records_nor_journal_have_is_counted(tmp_path: Path, logged: list[Any]) -> None:
+    """A file of the journal is deleted once ledger and records have its lines: those are gone with the records."""
+    stage = Stage(tmp_path)
+    stage.journal._segment_bytes = 1
+    await stage.hold("a", "b")
+    stage.settle("a", 7)
+    await settle()
+    await stage.outbox.flush()
+    stage.journal._segment_bytes = 2**20
+    stage.settle("b", 20)
+    await settle()
+    await stage.outbox.flush()
+    stage.records.lose()
+    stage.records.session += 1
+    await stage.outbox.flush()
+    assert stage.records.total() == 20
+    assert [(line["added_lines"], line["lost_lines"]) for line in logged] == [(1, 1)]
+    stage.journal.close()
+
+
+async def test_records_that_are_away_when_they_are_looked_at_are_asked_again(stage: Stage) -> None:
+    """Nothing is taken for done."""
+    await stage.hold("a")
+    stage.settle("a", 7)
+    await stage.outbox.flush()
+    stage.records.lose()
+    stage.records.session += 1
+    stage.records.away = True
+    with pytest.raises(RecordsUnavailable):
+        await stage.outbox.flush()
+    stage.records.away = False
+    await stage.outbox.flush()
+    assert stage.records.total() == 7

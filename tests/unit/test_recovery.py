@@ -15,7 +15,7 @@ from sluicegate.core.claims import Announcement
 from sluicegate.ledger.contract import LedgerUnavailable
 from sluicegate.records.rows import NotLeading, RecordsUnavailable, TreeRow, WorkerRow
 from sluicegate.records.store import Records
-from sluicegate.recovery import LEASE_MS, LIVE_MS
+from sluicegate.recovery import CLAIM_MS, LEASE_MS, LIVE_MS, OtherRecords
 from sluicegate.recovery_steps import PATIENCE_MS, View, confirmable, next_step
 from support_recovery import LIMITS, Net, counter, recovered
 from support_sockets import settle
@@ -495,6 +495,7 @@ async def test_records_that_were_lost_take_nothing_back(net: Net, tmp_path: Path
     await records.open()
     try:
         net.records = records
+        net.clock.now_ms += CLAIM_MS
         later = net.worker("later")
         await recovered(later)
         assert await net.used() == (500, 0)
@@ -646,3 +647,141 @@ async def test_lost_again_while_it_is_seeded(net: Net) -> None:
     one.ledger.announce = announce  # type: ignore[method-assign]
     await recovered(one)
     assert (one.open, await net.used()) == (True, (300, 200))
+
+
+async def test_records_that_are_deleted_under_running_workers(net: Net) -> None:
+    """The ledger is whole: the trees stay open, and the new records know them, and what was used, as soon as a worker has beaten."""
+    one, two = net.worker("one"), net.worker("two")
+    await recovered(one, two)
+    await one.spend("a", 300)
+    await two.spend("b", 200)
+    await recovered(one, two)
+    await asyncio.gather(one.outbox.flush(), two.outbox.flush())
+    epoch = one.ledger.trees["t"].epoch
+    lose(net)
+    await recovered(one, two)
+    assert (one.open, two.open) == (True, True)
+    row = (await net.records.trees(["t"]))["t"]
+    assert (row.epoch, row.status, row.seq) == (epoch, "open", max(one.ledger.trees["t"].seq, two.ledger.trees["t"].seq))
+    await one.recovery.leave()
+    later = net.worker("later")
+    await recovered(two, later)
+    assert (later.open, later.ledger.trees["t"].epoch, await net.used()) == (True, epoch, (500, 0))
+
+
+async def test_records_and_ledger_are_lost_together(net: Net) -> None:
+    """What the workers that run have used is in their journals; rounds that they have confirmed before mean nothing in the new file."""
+    one, two = net.worker("one"), net.worker("two")
+    await recovered(one, two)
+    for _ in range(3):
+        net.flush()
+        assert await one.admit("x", 1) == "recovering"
+        await recovered(one, two)
+    await one.spend("a", 300)
+    await two.spend("b", 200)
+    await asyncio.gather(one.outbox.flush(), two.outbox.flush())
+    lose(net)
+    net.flush()
+    assert [await one.admit("x", 1), await two.admit("y", 1)] == ["recovering"] * 2
+    await recovered(one, two)
+    assert (one.open, two.open, await net.used()) == (True, True, (500, 0))
+
+
+async def test_a_ledger_in_use_with_other_records_is_left_alone(net: Net, tmp_path: Path) -> None:
+    """They would be wiped out of it, and it would be seeded from what these know. Once the others are gone it is free."""
+    one = net.worker("one")
+    await recovered(one)
+    await one.spend("a", 300)
+    epoch = one.ledger.trees["t"].epoch
+    records = Records(f"sqlite:///{tmp_path}/other.db", 20)
+    await records.open()
+    net.records = records
+    stranger = net.worker("stranger")
+    await recovered(stranger)
+    await stranger.recovery.until_open(0)  # perhaps those before have just gone
+    with structlog.testing.capture_logs() as logs:
+        for _ in range(4):
+            net.clock.now_ms += CLAIM_MS // 2
+            await recovered(one)
+            await recovered(stranger)
+    assert [(line["event"], line["log_level"]) for line in logs] == [("ledger in use with other records", "error")]
+    with pytest.raises(OtherRecords, match="must share their records"):
+        await stranger.recovery.until_open(20)
+    assert (stranger.open, one.open, await net.used()) == (False, True, (300, 0))
+    assert await net.first.seq("t", epoch) > 0
+    net.clock.now_ms += CLAIM_MS
+    await recovered(stranger)
+    assert (stranger.open, await net.used()) == (True, (300, 0))
+    await stranger.recovery.until_open(0)
+    await records.close()
+
+
+async def test_whose_the_ledger_is_cannot_be_asked(net: Net) -> None:
+    """The server that knows is away: trees that others keep go on."""
+    one = net.worker("one")
+    one.ledger.fails = {"claim"}
+    await recovered(one)
+    assert one.open
+
+
+async def test_a_server_that_is_gone_for_good_holds_up_no_other_tree(net: Net) -> None:
+    """A tree was being seeded when its server went; another one that is lost later comes back, since nobody waits longer for the first."""
+    one, two = (net.worker(name, trees=("t", "u")) for name in ("one", "two"))
+    await recovered(one, two)
+    await one.spend("a", 300)
+    net.first._book.epochs["u"].clear()
+    assert await two.admit("x", 1, "u") == "recovering"
+    for worker in (one, two):
+        worker.ledger.fails = {"announce"}  # so that it stays as it is
+    while (await net.records.trees(["u"]))["u"].status != "seeding":
+        for worker in (one, two):
+            await worker.recovery.step()
+    for worker in (one, two):
+        worker.ledger.fails, worker.ledger.gone = set(), {"u"}
+    net.first._book.epochs["t"].clear()
+    assert await one.admit("y", 1) == "recovering"
+
+    async def rounds() -> None:
+        for _ in range(6):
+            for worker in (one, two):
+                with pytest.raises(LedgerUnavailable):
+                    await worker.recovery.step()
+
+    await rounds()
+    assert not one.open
+    net.clock.now_ms += PATIENCE_MS
+    await rounds()
+    assert (one.open, two.open, await net.used()) == (True, True, (300, 0))
+    for worker in (one, two):
+        worker.ledger.gone = set()
+    await recovered(one, two)
+    assert await two.admit("z", 1, "u") == "granted"
+
+
+async def test_a_server_that_changes_while_it_is_verified(net: Net) -> None:
+    """What was asked of the one before says nothing of it: an older copy is not used, though no tree is there to be in doubt."""
+    one = net.worker("one")
+    await recovered(one)
+    await one.spend("a", 300)
+    old = net.snapshot()
+    await one.spend("b", 400)
+    net.restart(net.snapshot(), "run-2")
+    ask = one.ledger.seq
+
+    async def seq(tree: str, epoch: str) -> int:
+        found = await ask(tree, epoch)
+        if net.incarnation == "run-2":
+            net.restart(old, "run-3")
+        return found
+
+    one.ledger.seq = seq  # type: ignore[method-assign]
+    opened = []
+    for _ in range(12):
+        await one.recovery.step()
+        opened += [await net.used()] * one.open
+    assert set(opened) == {(700, 0)}
+
+
+def lose(net: Net) -> None:
+    for file in net.directory.glob("records.db*"):
+        file.unlink()

@@ -12,6 +12,7 @@ from sluicegate import growth as growth_module
 from sluicegate.core.claims import Reply
 from sluicegate.core.meter import Meter
 from sluicegate.dialects import openai_chat
+from sluicegate.dialects.form import Event
 from sluicegate.growth import ASK_AGAIN_S, LOOKAHEAD_MIN, PATIENCE_S, Growth, Pace
 from sluicegate.http.upstream import Reason
 from sluicegate.ledger.contract import LedgerUnavailable
@@ -505,6 +506,34 @@ async def test_an_answer_that_is_over_before_the_ledger_has_answered(answer: str
     else:
         assert (relay.ended, relay.truncated, stage.forwarded) == ("truncated", "budget" if answer == "refuse" else "ledger", 10)
         assert relay.finishes == {}  # what was told of an end went with what was not delivered
+
+
+class Numbered(openai_chat.StreamReader):
+    """Numbers the chunks of a stream: what a dialect must know of it after each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.chunks = 0
+
+    def feed(self, data: bytes) -> list[Event]:
+        events = super().feed(data)
+        for event in events:
+            if event.kind == "chunk":
+                self.chunks += 1
+                event.after = self.chunks
+        return events
+
+
+@pytest.mark.parametrize(("granted", "after"), [(True, 3), (False, 1)])
+async def test_a_stream_is_cut_after_what_the_client_has_been_sent(granted: bool, after: int) -> None:
+    """The state that a truncation goes on from is that after the last event that was delivered; a comment has none and changes none."""
+    stage = Stage(granted=LOOKAHEAD_MIN, want=10**5)
+    stage.relay.reader = Numbered()
+    await stage.feed(text(LOOKAHEAD_MIN - 1), text(9) + text(1) + b": ping\n\n")
+    if granted:
+        await stage.grant(10**4)
+    assert stage.relay.after == after
+    await stage.leave()
 
 
 async def test_a_partial_grant_after_the_end_is_asked_for_again() -> None:

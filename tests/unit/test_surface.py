@@ -10,7 +10,7 @@ from sluicegate import reject
 from sluicegate.config.load import load_text
 from sluicegate.core.claims import Admission, Settlement
 from sluicegate.core.plan import Template
-from sluicegate.http.exchange import Exchange
+from sluicegate.http.exchange import ClientGone, Exchange
 from sluicegate.ledger.contract import LedgerUnavailable
 from sluicegate.ledger.memory import MemoryLedger
 from sluicegate.surface import Surface
@@ -32,6 +32,7 @@ class FakeGateway:
       - {{name: narrow, key: sk-narrow, models: [free]}}"""
         self.policy = load_text(config_text(directory, "http://127.0.0.1:9/v1", tenants=tenants), {}).policy
         self.served: list[str] = []
+        self.gone = False  # the client, before its body has come
 
     def identify(self, headers: dict[bytes, bytes]) -> Any:
         name = headers.get(b"authorization", b"").decode().removeprefix("Bearer sk-")
@@ -39,6 +40,12 @@ class FakeGateway:
             if key.name == name:
                 return key
         raise reject.unauthenticated(bool(name))
+
+    async def count(self, exchange: FakeExchange, read_request: Any) -> int:
+        self.identify(exchange.headers)
+        if self.gone:
+            raise ClientGone
+        return len(read_request(b'{"model":"chat","messages":[{"role":"user","content":"hi"}]}').texts)
 
     async def serve(self, exchange: FakeExchange, dialect: Any) -> None:
         self.served.append(dialect.NAME)
@@ -83,10 +90,43 @@ async def test_chat_goes_to_the_gateway(stage: Stage) -> None:
     assert stage.gateway.served == ["openai_chat"]
 
 
+async def test_tokens_of_messages_are_counted_by_the_gateway(stage: Stage) -> None:
+    """POST /v1/messages/count_tokens needs no cap and is answered with a number alone; nothing is served for it."""
+    exchange = await stage.ask("/v1/messages/count_tokens", "POST")
+    assert (exchange.status, json.loads(exchange.data), stage.gateway.served) == (200, {"input_tokens": 1}, [])
+
+
+async def test_a_client_that_leaves_before_its_tokens_are_counted(stage: Stage) -> None:
+    """It gets nothing."""
+    stage.gateway.gone = True
+    exchange = FakeExchange(headers={b"authorization": b"Bearer sk-key"})
+    exchange.path, exchange.method = "/v1/messages/count_tokens", "POST"
+    exchange_: Any = exchange
+    await stage.surface.handle(exchange_)
+    assert exchange.aborted and not exchange.finished
+
+
+@pytest.mark.parametrize(
+    ("path", "method", "key", "status", "kind"),
+    [
+        ("/v1/messages", "GET", "sk-key", 405, "invalid_request_error"),
+        ("/v1/messages/count_tokens", "GET", "sk-key", 405, "invalid_request_error"),
+        ("/v1/messages/count_tokens", "POST", "sk-nobody", 401, "authentication_error"),
+        ("/v1/messages/batches", "POST", "sk-key", 404, "not_found_error"),
+    ],
+)
+async def test_errors_about_messages_are_anthropics(stage: Stage, path: str, method: str, key: str, status: int, kind: str) -> None:
+    """Anthropic's shape and types, whatever is wrong."""
+    exchange = await stage.ask(path, method, key)
+    body = json.loads(exchange.data)
+    assert (exchange.status, body["type"], body["error"]["type"], body["request_id"]) == (status, "error", kind, None)
+    assert (b"allow" in exchange.sent_headers) == (status == 405)
+
+
 @pytest.mark.parametrize("path", [
-    "/", "/v1", "/v1/", "/v1/chat/completions/", "/v1/embeddings", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/images/generations",
+    "/", "/v1", "/v1/", "/v1/chat/completions/", "/v1/moderations", "/v1/rerank", "/v1/responses", "/v1/images/generations",
     "/v1/files", "/v1/batches", "/v1/audio/speech", "/openai/v1/chat/completions", "/chat/completions", "/v1/realtime", "/V1/CHAT/COMPLETIONS",
-    "/v1/models/chat", "/../v1/chat/completions", "/v1/chat/completions\x00", "/é" * 1000,
+    "/v1/models/chat", "/v1/messages/batches", "/../v1/chat/completions", "/v1/chat/completions\x00", "/é" * 1000,
 ])  # fmt: skip
 @pytest.mark.parametrize("method", ["GET", "POST"])
 async def test_case_4_what_is_not_metered_does_not_exist(stage: Stage, path: str, method: str) -> None:

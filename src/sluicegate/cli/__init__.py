@@ -9,6 +9,7 @@ from sluicegate.cli.console import InputError, errors
 from sluicegate.config.schema import ConfigError
 from sluicegate.ledger.contract import LedgerUnavailable
 from sluicegate.mock import MockOptionError
+from sluicegate.recovery import OtherRecords
 
 commands = typer.Typer(name="sluicegate", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 ledger = typer.Typer(no_args_is_help=True, help="The ledger of a configuration.")
@@ -39,7 +40,7 @@ def main() -> None:
         commands()
     except (InputError, ConfigError, MockOptionError) as error:
         _stop(2, str(error))
-    except (OSError, LedgerUnavailable) as error:
+    except (OSError, LedgerUnavailable, OtherRecords) as error:
         _stop(1, f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error))
 
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 from urllib.parse import urlsplit
@@ -80,16 +81,28 @@ def worker(config: ConfigFile, listener: Annotated[int, typer.Option()], life_li
     app.serve_worker(loaded(config, os.environ), [socket.socket(fileno=listener)])
 
 
+class MockDialect(StrEnum):
+    """What `sluicegate mock` is to be called as."""
+
+    openai = "openai"
+    anthropic = "anthropic"
+    ollama = "ollama"
+
+
 def mock(
     context: typer.Context,
     host: Annotated[str, typer.Option()] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535)] = 8081,
+    dialect: Annotated[MockDialect, typer.Option(help="Whose base URL is printed; all are served.")] = MockDialect.openai,
     life_line: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Run a mock provider that knows what it produced. Each option of docs/mock.md is given as `--name value`, e.g. `--ttft 20ms --tpot 5ms`."""
+    options = from_mapping(_pairs(context.args))
     if life_line is not None:
         watch_parent(life_line)
-    run_mock(from_mapping(_pairs(context.args)), host=host, port=port)
+        run_mock(options, host, port)
+    else:
+        run_mock(options, host, port, lambda url: print(url if dialect == MockDialect.openai else url.removesuffix("/v1"), flush=True))
 
 
 def _pairs(arguments: list[str]) -> dict[str, str]:

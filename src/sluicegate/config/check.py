@@ -167,7 +167,7 @@ def _closed_metrics(config: schema.Config) -> Iterator[str]:
 
 def _own_records(config: schema.Config) -> Iterator[str]:
     if config.ledger.startswith("redis") and config.records.startswith("sqlite:"):
-        yield "records: a file of this machine beside a ledger that others may share; re-seeding a lost ledger then knows only this machine's usage"
+        yield "records: a file of this machine beside a ledger that others may share; a replica with other records is refused at its start"
 
 
 def _long_waits(config: schema.Config) -> Iterator[str]:

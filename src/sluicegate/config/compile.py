@@ -19,7 +19,7 @@ from sluicegate.core.counters import deployment_tree, group
 from sluicegate.core.limits import Limit, Priority
 from sluicegate.core.prices import Price
 from sluicegate.core.tenants import Budget, Counter, Deployment, Key, Model, Policy, Provider, Proxy, Resilience, Scope, ScopeKind, Timeouts
-from sluicegate.providers import FORWARDED, ROWS, Row, cap_field, paths, tokenizer
+from sluicegate.providers import FORWARDED, ROWS, SPOKEN, Row, cap_field, image_tokens, paths, spoken, tokenizer
 
 GLOBAL = "*"
 MARKS_OF_COUNTER_MAX = 48  # a bit for each, in a number that a double holds
@@ -31,6 +31,7 @@ _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _HEADER_VALUE = re.compile(r"[\x21-\x7e\x80-\xff]([\t\x20-\x7e\x80-\xff]*[\x21-\x7e\x80-\xff])?")
 _OWN_HEADERS = {"host", "content-length", "content-type", "transfer-encoding", "connection", "accept-encoding", "expect", "te", "trailer", "upgrade"}
 _OWN_HEADERS |= {"proxy-authorization", "proxy-connection"}
+_OF_CLIENTS = {"authorization", "x-api-key", "api-key", "cookie", "forwarded", "x-real-ip"}  # who a client is: stays here, as does x-forwarded-*
 
 
 def compile_policy(config: Config, file: str = "config", environ: Mapping[str, str] = MappingProxyType({})) -> Policy:
@@ -62,6 +63,7 @@ class _Compiler:
         self.environ = environ
         self.problems: list[Problem] = []
         self.global_limits = self.limits(config.tenants.limits)
+        self.rows: dict[str, Row] = {}  # by the provider's name
         self.keys: dict[bytes, Key] = {}
         self.digest_paths: dict[bytes, Path] = {}
 
@@ -114,8 +116,10 @@ class _Compiler:
         row = self.row(written, path)
         if row is None:
             return None
+        self.rows[name] = row
         base_url = (written.base_url or row.base_url).rstrip("/")
         self.check_base_url(base_url, (*path, "base_url"))
+        self.check_paths(row, base_url, written.api_version, path)
         stops_on_close = row.stops_on_close if written.stops_on_close is None else written.stops_on_close
         if written.extend and written.stops_on_close is None:
             stops_on_close = True  # that is part of what `extend: on` states
@@ -127,7 +131,7 @@ class _Compiler:
             dialect=row.dialect,
             base_url=base_url,
             headers=self.headers(row, written, path),
-            forwards=frozenset(name.encode() for name in (*FORWARDED, *row.forwards)),
+            forwards=self.forwards(row, written, path),
             stream_usage=row.stream_usage if written.stream_usage is None else written.stream_usage,
             rejects=row.rejects,
             renames=row.renames,
@@ -135,6 +139,7 @@ class _Compiler:
             stops_on_close=stops_on_close,
             token_per_event=row.token_per_event,
             cap_overrun=row.cap_overrun,
+            own_prompt=row.own_prompt,
             ca_file=written.ca_file,
             proxy=self.proxy(written, base_url, path),
         )
@@ -151,14 +156,31 @@ class _Compiler:
     def row(self, written: schema.Provider, path: Path) -> Row | None:
         name = written.provider or written.dialect
         if name is None:
-            self.problem(path, f"needs dialect: openai, or provider: one of {', '.join(ROWS)}")
+            self.problem(path, f"needs dialect: openai, anthropic or ollama, or provider: one of {', '.join(ROWS)}")
             return None
         row = ROWS.get(name)
         if row is None:
             self.problem((*path, "provider"), f"{name!r} is not known; {_did_you_mean(name, ROWS)}")
-        elif written.dialect is not None and row.dialect != ROWS[written.dialect].dialect:
+            return None
+        if written.dialect is not None and row.dialect != ROWS[written.dialect].dialect:
             self.problem((*path, "dialect"), f"is not what {name} speaks")
-        return row
+        for i, dialect in enumerate(written.speaks or ()):
+            if dialect not in SPOKEN:
+                self.problem((*path, "speaks", i), f"{dialect!r} is not known; {_did_you_mean(dialect, SPOKEN)}")
+                return None
+        return row if written.speaks is None else spoken(row, list(dict.fromkeys(written.speaks)))
+
+    def check_paths(self, row: Row, base_url: str, api_version: str, path: Path) -> None:
+        """Whether calls of this row can be addressed below the base URL."""
+        if "{api_version}" in row.path and not api_version:
+            self.problem((*path, "api_version"), "is required: the date of the provider's API that is called, such as 2024-10-21")
+        elif api_version and "{api_version}" not in row.path:
+            self.problem((*path, "api_version"), "is not part of this provider's paths")
+        first = row.path.split("/")[1] if row.path.startswith("/") else ""
+        if first and first in urlsplit(base_url).path.split("/"):
+            self.problem((*path, "base_url"), f"must end before /{first}, which the gateway adds")
+        elif row.base_url_ends and not base_url.endswith(row.base_url_ends):
+            self.problem((*path, "base_url"), f"must end with {row.base_url_ends}")
 
     def check_base_url(self, url: str, path: Path) -> None:
         try:
@@ -197,6 +219,16 @@ class _Compiler:
             else:
                 headers[row.auth_header.encode()] = (row.auth_scheme + text).encode()
         return tuple(headers.items())
+
+    def forwards(self, row: Row, written: schema.Provider, path: Path) -> frozenset[bytes]:
+        """The headers of clients that go to a provider: never those that say who the client is, nor those that frame its request."""
+        for i, name in enumerate(written.forward_headers):
+            lower = name.lower()
+            if not _HEADER_NAME.fullmatch(name):
+                self.problem((*path, "forward_headers", i), "is not the name of an HTTP header")
+            elif lower in _OWN_HEADERS or lower in _OF_CLIENTS or lower == row.auth_header or lower.startswith(("x-forwarded-", "x-sluicegate-")):
+                self.problem((*path, "forward_headers", i), "never leaves the gateway")
+        return frozenset(name.lower().encode() for name in (*FORWARDED, *row.forwards, *written.forward_headers))
 
     def models(self, providers: dict[str, Provider | None]) -> dict[str, Model]:
         own_limits: dict[str, list[Limit]] = {}  # a deployment in several routes is one deployment, bound by all limits written at it
@@ -237,18 +269,18 @@ class _Compiler:
                 (*path, "extend"), f"needs a provider that stops when the connection closes; say stops_on_close: on at providers.{provider.name}"
             )
         settings = self.config.providers[provider.name]
-        row = ROWS[settings.provider or settings.dialect or ""]
+        row = self.rows[provider.name]
         return Deployment(
             id=f"{provider.name}/{written.model}",
             provider=provider,
             model=written.model,
             price=_price(written.price),
             extend=extend,
-            paths=paths(row, written.model),
+            paths=paths(row, written.model, provider.base_url, settings.api_version),
             cap_field=settings.cap_field or cap_field(row, written.model),
             tokenizer=written.tokenizer or settings.tokenizer or tokenizer(row, written.model),
             context=written.context,
-            image_tokens=written.image_tokens,
+            image_tokens=written.image_tokens or image_tokens(row, written.model),
             counters=counters[f"{written.provider}/{written.model}"],
         )
 
@@ -343,7 +375,7 @@ def _deployment_counters(deployment_id: str, limits: list[Limit]) -> tuple[Count
 
 
 def _price(written: schema.Price | None) -> Price | None:
-    return None if written is None else Price(written.input, written.output, written.cached_input, written.cache_write, written.reasoning)
+    return None if written is None else Price(**written.model_dump())
 
 
 def _budget(written: schema.Budget) -> Budget:

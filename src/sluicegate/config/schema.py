@@ -261,11 +261,14 @@ class Provider(Section):
     """One of `providers:`. `provider` names a row of providers.py; without it the dialect's own row is taken."""
 
     provider: str | None = None
-    dialect: Literal["openai"] | None = None
+    dialect: Literal["openai", "anthropic", "ollama"] | None = None
+    speaks: list[str] | None = Field(default=None, min_length=1)
     base_url: str | None = None
+    api_version: str = Field(default="", pattern=r"^[A-Za-z0-9.-]{0,40}$")
     api_key: SecretStr | None = None
     api_key_of_env: EnvSecret = Field(default=None, alias="api_key_env")
     headers: dict[str, str] = {}
+    forward_headers: list[str] = []
     cap_field: Literal["max_tokens", "max_completion_tokens"] | None = None
     stream_usage: OnOff | None = None
     extend: OnOff | None = None
@@ -282,6 +285,7 @@ class Price(Section):
     output: PicoUsd
     cached_input: PicoUsd | None = None
     cache_write: PicoUsd | None = None
+    cache_write_1h: PicoUsd | None = None
     reasoning: PicoUsd | None = None
 
 

@@ -1,8 +1,9 @@
 """What an upstream's answer means: for the route (is there an answer, does another deployment help), for the bill, and for the client.
 
 Pure functions of a status, headers and what a dialect read. The client is told the upstream's error unchanged in meaning, with three
-exceptions: what concerns the gateway's own credential or account never looks like the caller's (502), an upstream's rate limit has a code of its
-own (`upstream_rate_limited`), and what cannot be read as an error is described, never passed on. No text that holds a provider's key leaves here.
+exceptions: what concerns the gateway's own credential or account never looks like the caller's (502), an upstream's rate limit and its overload have
+codes of their own (`upstream_rate_limited`, `upstream_overloaded`: some clients know the latter by another status), and what cannot be read as an
+error is described, never passed on. No text that holds a provider's key leaves here.
 
 Was an attempt billed? (ledger.md 8)
 
@@ -113,7 +114,7 @@ def failed(
         return Outcome(name, bill, True, 429, kind, code, text, None, retry_after, retry=bill == "no", wait_ms=wait, cools=True)
     if meaning >= 500 or meaning in _LATE:
         shown = 504 if meaning in _LATE else meaning if meaning in _AS_IT_IS else 503 if meaning == _OVERLOADED else 502
-        code = "upstream_timeout" if shown == 504 else "upstream_error"
+        code = "upstream_timeout" if shown == 504 else "upstream_overloaded" if meaning == _OVERLOADED else "upstream_error"
         text = message or _described(status, failure is None)
         return Outcome(name, bill, True, shown, "upstream_error", code, text, None, retry_after, bill == "no", wait, wait is not None, meaning >= 500)
     code = said.code if said.code and not said.code.isdigit() else "invalid_request"
@@ -148,7 +149,7 @@ def _meaning(failure: Failure) -> int:
     if "rate_limit" in words or "quota" in words:
         return 429
     if "overloaded" in words:
-        return 503
+        return _OVERLOADED
     return 400 if "invalid_request" in words or "context_length" in words else 502
 
 

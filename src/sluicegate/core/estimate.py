@@ -123,13 +123,14 @@ class Learned:
                 bound = -(-text_bytes * known.density.value * 11 // 10_000)
             bound += known.added.value
         images = request.images * (deployment.image_tokens or IMAGE_TOKENS) if request.images else 0
-        beside = images + framing
-        plain = not images and not request.unbounded
+        beside = images + framing + request.tokens
+        plain = not images and not request.unbounded and not request.tokens
+        bound += request.own_prompts * deployment.provider.own_prompt
         return Figures(estimate + beside, bound + beside, request.choices, 0, 0, 0, 0, counted, in_tokens, text_bytes, framing, plain)
 
     def _output(self, figures: Figures, request: Request, model: Model, deployment: Deployment, *, key: Key, budget: Budget) -> None:
         choices = request.choices
-        beyond_cap = choices * deployment.provider.cap_overrun
+        beyond_cap = choices * deployment.provider.cap_overrun if request.cap != 0 else 0
         if request.prediction:
             beyond_cap += count(request.prediction, deployment.tokenizer)
         figures.beyond_cap = beyond_cap

@@ -132,6 +132,35 @@ class Meter:
         self.least = least + 1
 
 
+class EchoMeter(Meter):
+    """The output of an answer that begins with the prompt, `echoed` per choice: what repeats it is none.
+
+    Where the answer turns out to be something else, all of it counts. Output that happens to begin as the prompt does, at an upstream that does not
+    echo, is not counted: nothing may be decided by this count alone (`Request.shown` is False).
+    """
+
+    __slots__ = ("_echoed", "_left")
+
+    def __init__(self, tokenizer: str, factor_milli: int, echoed: list[str]) -> None:
+        super().__init__(tokenizer, factor_milli)
+        self._echoed = echoed
+        self._left = list(echoed)
+
+    def add(self, delta: Delta) -> None:
+        """Counts what of a delta is no echo."""
+        choice, text = delta.choice, delta.text
+        left = self._left[choice] if 0 <= choice < len(self._left) else ""
+        if left and text:
+            if left.startswith(text):
+                self._left[choice] = left[len(text) :]
+                text = ""
+            else:
+                self._left[choice] = ""
+                taken = self._echoed[choice].removesuffix(left)
+                text = text[len(left) :] if text.startswith(left) else taken + text
+        super().add(Delta(choice, text, delta.tool_calls))
+
+
 class EventMeter(Meter):
     """The output of one stream whose upstream sends each token in an event of its own, and keeps to the `cap` over all choices that it was sent.
 

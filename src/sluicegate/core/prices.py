@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # usage.py settles at prices
 
 
 class Price(msgspec.Struct, frozen=True):
-    """pico-USD per token; request_fee in nano-USD. None: the class costs what `input` or `output` costs."""
+    """pico-USD per token; request_fee in nano-USD. None: the class costs what `input` or `output` costs, cache_write_1h what cache_write does."""
 
     input: int
     output: int
@@ -25,11 +25,13 @@ class Price(msgspec.Struct, frozen=True):
     cache_write: int | None = None
     reasoning: int | None = None
     request_fee: int = 0
+    cache_write_1h: int | None = None
     dearest_input: int = 0  # of any class; worked out, not given
     dearest_output: int = 0
 
     def __post_init__(self) -> None:
-        msgspec.structs.force_setattr(self, "dearest_input", max(self.input, self.cached_input or 0, self.cache_write or 0))
+        dearest_input = max(self.input, self.cached_input or 0, self.cache_write or 0, self.cache_write_1h or 0)
+        msgspec.structs.force_setattr(self, "dearest_input", dearest_input)
         msgspec.structs.force_setattr(self, "dearest_output", max(self.output, self.reasoning or 0))
 
 
@@ -58,11 +60,14 @@ def cost_nano_usd(price: Price, usage: "Usage", unknown_input: int = 0, unknown_
         return min(-(-(read * price.input + written * price.output) // 1000) + price.request_fee, AMOUNT_MAX)
     cached = min(usage.cached_tokens, read)
     stored = min(usage.cache_write_tokens, read - cached)
+    for_an_hour = min(usage.cache_write_1h_tokens, stored)
     reasoned = min(usage.reasoning_tokens, written)
+    write_rate = price.input if price.cache_write is None else price.cache_write
     pico = (
         (read - cached - stored) * price.input
         + cached * (price.input if price.cached_input is None else price.cached_input)
-        + stored * (price.input if price.cache_write is None else price.cache_write)
+        + (stored - for_an_hour) * write_rate
+        + for_an_hour * (write_rate if price.cache_write_1h is None else price.cache_write_1h)
         + (written - reasoned) * price.output
         + reasoned * (price.output if price.reasoning is None else price.reasoning)
         + unknown_input * input_rate(price)

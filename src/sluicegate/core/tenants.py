@@ -74,6 +74,7 @@ class Provider(msgspec.Struct, frozen=True):
     stops_on_close: bool = False
     token_per_event: bool = False  # a stream has an event for each token
     cap_overrun: int = 0  # tokens per choice that it may produce beyond the cap that it was sent
+    own_prompt: int = 0  # tokens, at most, of a text that it puts before the model itself where a request has tools or a shape for the answer
     ca_file: str = ""
     proxy: Proxy | None = None
 

@@ -26,9 +26,10 @@ class Usage(msgspec.Struct, gc=False):
     input_tokens: int | None = None
     output_tokens: int | None = None
     cached_tokens: int = 0  # part of input_tokens, read from the provider's cache
-    cache_write_tokens: int = 0  # part of input_tokens
+    cache_write_tokens: int = 0  # part of input_tokens, written into it, for however long
     reasoning_tokens: int = 0  # part of output_tokens
     cost_nano_usd: int | None = None  # as reported by a provider that says so
+    cache_write_1h_tokens: int = 0  # part of cache_write_tokens: to stay for an hour
 
 
 class Charge(msgspec.Struct, frozen=True, gc=False):
@@ -54,6 +55,7 @@ def merge(earlier: Usage | None, later: Usage) -> Usage:
         later.cache_write_tokens or earlier.cache_write_tokens,
         later.reasoning_tokens or earlier.reasoning_tokens,
         _latest(earlier.cost_nano_usd, later.cost_nano_usd),
+        later.cache_write_1h_tokens or earlier.cache_write_1h_tokens,
     )
 
 
@@ -130,5 +132,5 @@ def _cost(usage: Usage, price: Price | None, counts: Usage, input_tokens: int, o
     if price is None:
         return 0
     counts.cached_tokens, counts.cache_write_tokens = usage.cached_tokens, usage.cache_write_tokens
-    counts.reasoning_tokens = usage.reasoning_tokens
+    counts.cache_write_1h_tokens, counts.reasoning_tokens = usage.cache_write_1h_tokens, usage.reasoning_tokens
     return cost_nano_usd(price, counts, unknown_input, unknown_output)

@@ -2,16 +2,28 @@
 
 `Between` has what the gateway asks of a dialect module where a call is made and its answer is read (form.py), for one attempt. The events of its
 stream reader carry what the provider's reader metered, and as `raw` the bytes that the client is to read, so the relay treats them as any others. The
-last bytes of a stream are written when the usage is known: `last`.
+last bytes of a stream are written when the usage is known: `last`. An answer that came without an id or a time gets those of the request.
 """
 
+import re
 from collections.abc import Iterable
 from types import ModuleType
 from typing import Any, Protocol
 
+from msgspec import Struct
+
 from sluicegate.core.usage import Usage, merge
-from sluicegate.dialects.content import Piece, Prompt, Reply
+from sluicegate.dialects.content import Begin, Piece, Prompt, Reply
 from sluicegate.dialects.form import Answer, Event, Request, Target
+
+_NAME = re.compile(r"[A-Za-z0-9_.\[\]-]{1,64}")  # of a field, if it can stand in a header
+
+
+class Origin(Struct, frozen=True):
+    """Of an answer whose provider does not say it."""
+
+    id: str
+    created: int  # Unix seconds
 
 
 class Writer(Protocol):
@@ -51,10 +63,11 @@ class Reader:
 
     ending = b""  # written by `last`, which knows the usage
 
-    def __init__(self, reader: Any, pieces: Pieces, writer: Writer) -> None:
+    def __init__(self, reader: Any, pieces: Pieces, writer: Writer, origin: Origin) -> None:
         self._reader = reader
         self._pieces = pieces
         self._writer = writer
+        self._origin = origin
         self.usage: Usage | None = None
 
     @property
@@ -78,36 +91,44 @@ class Reader:
         if event.usage is not None:
             self.usage = merge(self.usage, event.usage)
         if event.kind in ("chunk", "other"):
-            event.raw = self._writer.write(self._pieces.of(event))
-            event.after = self._writer.after
+            pieces = self._pieces.of(event)
+            if pieces and isinstance(begin := pieces[0], Begin):
+                begin.id, begin.created = begin.id or self._origin.id, begin.created or self._origin.created
+            event.raw = self._writer.write(pieces)
         elif event.kind in ("done", "comment"):
             event.raw = b""
+        event.after = self._writer.after
         return event
 
 
 class Between:
     """One attempt of a client's request at a provider that speaks another dialect."""
 
-    def __init__(self, client: ModuleType, client_content: Client, provider: ModuleType, provider_content: Provider, request: Request) -> None:
+    def __init__(
+        self, client: ModuleType, client_content: Client, provider: ModuleType, provider_content: Provider, request: Request, origin: Origin
+    ) -> None:
         self._client = client
         self._client_content = client_content
         self._provider = provider
         self._provider_content = provider_content
         self._request = request
+        self._origin = origin
         self.left_out: list[str] = []  # fields of the request that the provider's dialect has no place for
 
     def write_request(self, request: Request, target: Target) -> bytes:
         """Raises Inexpressible, BadRequest."""
         prompt = self._client_content.read_prompt(request)
         body = self._provider_content.write_prompt(prompt, request, target)
-        self.left_out = prompt.left_out
+        self.left_out = [name for name in prompt.left_out if _NAME.fullmatch(name)]
         return body
 
     def read_answer(self, body: bytes) -> Answer:
         """As the provider's dialect reads it; `body` is what the client gets."""
         answer: Answer = self._provider.read_answer(body)
         if answer.readable and answer.failure is None and not self._request.stream:
-            answer.body = self._client_content.write_reply(self._provider_content.read_reply(body), self._request)
+            reply = self._provider_content.read_reply(body)
+            reply.id, reply.created, reply.usage = reply.id or self._origin.id, reply.created or self._origin.created, answer.usage
+            answer.body = self._client_content.write_reply(reply, self._request)
         return answer
 
     def streamed(self, body: bytes) -> bytes:
@@ -116,7 +137,7 @@ class Between:
         return streamed
 
     def StreamReader(self) -> Reader:
-        return Reader(self._provider.StreamReader(), self._provider_content.Pieces(), self._client_content.Writer(self._request))
+        return Reader(self._provider.StreamReader(), self._provider_content.Pieces(), self._client_content.Writer(self._request), self._origin)
 
     @staticmethod
     def write_event(event: Event, hide_usage: bool) -> bytes:

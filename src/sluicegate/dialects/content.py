@@ -163,7 +163,7 @@ class Reply(Struct):
     model: str
     created: int  # Unix seconds; 0: not said
     choices: list[Choice]
-    usage: Usage | None = None
+    usage: Usage | None = None  # left to Between, which has it from the answer's figures
 
 
 # -- streamed answers, in pieces ------------------------------------------------------------------------------------------------------------

@@ -55,6 +55,10 @@ class Request(msgspec.Struct, gc=False):
     fields: dict[str, msgspec.Raw]  # the body's top-level fields as they came
     cap_by: str = "max_tokens"  # the field to name when the cap cannot be counted
     unbounded_by: str = "messages"  # the field to name when the input cannot be bounded
+    tokens: int = 0  # input that came as tokens, beside the texts
+    echoed: list[str] = []  # per choice, the prompt with which its answer begins: no output
+    own_prompts: int = 0  # texts of its own that a provider may put before the model: on the use of tools, on the shape of the answer
+    shown: bool = True  # where a provider shows all output as it is made, it does so for this request, and shows nothing else
 
 
 class Target(msgspec.Struct, frozen=True, gc=False):

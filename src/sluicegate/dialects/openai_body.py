@@ -16,9 +16,8 @@ import msgspec
 from msgspec import Struct
 
 from sluicegate.core.usage import Usage
+from sluicegate.dialects import usage
 from sluicegate.dialects.form import Delta, Failure
-
-TOKENS_MAX = 10**9  # a reported count above it is no count
 
 _NOT_OUTPUT = frozenset({"type", "id", "index", "format", "signature", "data", "role", "annotations"})
 
@@ -98,7 +97,7 @@ def _output(output: _Output) -> tuple[str, int]:
         if thought_2 and thought_2 != thought:
             text += thought_2
     elif output.reasoning_details is not None:
-        text += "".join(_strings(output.reasoning_details))
+        text += "".join(strings(output.reasoning_details))
     if output.refusal:
         text += output.refusal
     if output.audio is not None:
@@ -162,9 +161,9 @@ def _tolerated_choice(loose: dict[str, Any], place: int) -> _Choice:
 def _tolerated_output(loose: dict[str, Any]) -> _Output:
     output = _Output()
     for name in ("content", "reasoning", "reasoning_content", "refusal"):
-        setattr(output, name, "".join(_strings(loose.get(name))) or None)
+        setattr(output, name, "".join(strings(loose.get(name))) or None)
     output.reasoning_details = loose.get("reasoning_details")
-    output.audio = _Audio("".join(_strings(loose.get("audio"))))
+    output.audio = _Audio("".join(strings(loose.get("audio"))))
     calls = loose.get("tool_calls")
     if calls:
         output.tool_calls = [_tolerated_call(call) for call in (calls if isinstance(calls, list) else [calls])]
@@ -176,12 +175,12 @@ def _tolerated_output(loose: dict[str, Any]) -> _Output:
 def _tolerated_call(loose: Any) -> _Call:
     function = (loose.get("function") or loose.get("custom")) if isinstance(loose, dict) else loose
     if not isinstance(function, dict):
-        return _Call(_Called(None, "".join(_strings(function))))
+        return _Call(_Called(None, "".join(strings(function))))
     arguments = [value if isinstance(value, str) else _json(value) for name, value in function.items() if name != "name" and value]
     return _Call(_Called(text_of(function.get("name")), "".join(arguments)))
 
 
-def _strings(value: Any) -> Iterator[str]:
+def strings(value: Any) -> Iterator[str]:
     """Every text inside a value, but for what is known to be no output (types, ids, encoded audio)."""
     left = [value]
     while left:
@@ -209,53 +208,11 @@ def int_or(value: Any, default: int) -> int:
 
 
 def usage_of(body: Body) -> Usage | None:
-    """Usage where the upstream put it. A field that is no plausible count is taken as not reported, which may leave nothing of it."""
+    """Usage where the upstream put it."""
     reported = body.usage
     if not isinstance(reported, dict):
         reported = body.x_groq.get("usage") if isinstance(body.x_groq, dict) else None
-        if not isinstance(reported, dict):
-            return None
-    get = reported.get
-    read, written, total = get("prompt_tokens"), get("completion_tokens"), get("total_tokens")
-    plain = type(read) is int and type(written) is int and 0 <= read <= TOKENS_MAX and 0 <= written <= TOKENS_MAX and total == read + written
-    if plain and len(reported) == 3:
-        return Usage(read, written)
-    return _usage_with_details(reported)
-
-
-def _usage_with_details(reported: dict[str, Any]) -> Usage:
-    read, written = _part(reported, "prompt_tokens_details"), _part(reported, "completion_tokens_details")
-    usage = Usage(_tokens(reported.get("prompt_tokens")), _tokens(reported.get("completion_tokens")))
-    total = _tokens(reported.get("total_tokens"))
-    if total is not None and usage.input_tokens is not None and total > usage.input_tokens + (usage.output_tokens or 0):
-        usage.output_tokens = total - usage.input_tokens  # reasoning that only the total counts
-    elif total is not None and usage.input_tokens is None and usage.output_tokens is not None and total > usage.output_tokens:
-        usage.input_tokens = total - usage.output_tokens
-    cached = _tokens(read.get("cached_tokens")) or _tokens(reported.get("prompt_cache_hit_tokens")) or _tokens(reported.get("cached_tokens"))
-    usage.cached_tokens = min(cached or 0, usage.input_tokens or 0)
-    usage.cache_write_tokens = min(_tokens(read.get("cache_write_tokens")) or 0, (usage.input_tokens or 0) - usage.cached_tokens)
-    usage.reasoning_tokens = min(_tokens(written.get("reasoning_tokens")) or 0, usage.output_tokens or 0)
-    cost = reported.get("cost")
-    if isinstance(cost, (int, float)) and not isinstance(cost, bool) and 0 <= cost <= 1_000_000:
-        usage.cost_nano_usd = _nano_usd(cost)
-    return usage
-
-
-def _nano_usd(usd: float) -> int:
-    """Rounded up, but for what binary fractions add beyond a thousandth of a nano-USD."""
-    return -(-round(usd * 10**12) // 1000)
-
-
-def _part(reported: dict[str, Any], name: str) -> dict[str, Any]:
-    value = reported.get(name)
-    return value if isinstance(value, dict) else {}
-
-
-def _tokens(value: Any) -> int | None:
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    count = int_or(value, -1)
-    return count if 0 <= count <= TOKENS_MAX else None
+    return usage.read(usage.OPENAI_CHAT, reported)
 
 
 def bare_failure(loose: Any) -> Failure | None:

@@ -18,7 +18,7 @@ from sluicegate.dialects.openai_request import read_request, write_request
 from sluicegate.dialects.sse import RawEvent, Reader
 
 __all__ = [
-    "NAME", "PATH", "STATUS", "Head", "StreamReader", "read_answer", "read_request", "streamed",
+    "DONE", "NAME", "PATH", "STATUS", "Head", "StreamReader", "read_answer", "read_request", "streamed",
     "write_error", "write_event", "write_request", "write_stream_error", "write_truncation",
 ]  # fmt: skip
 
@@ -26,10 +26,8 @@ NAME = "openai_chat"
 STATUS: dict[str, int] = {}
 PATH = b"/chat/completions"  # below a provider's base URL
 
-_DONE = b"data: [DONE]\n\n"
+DONE = b"data: [DONE]\n\n"  # the end of a stream
 _UNNAMED = Failure(None, "", "", "The upstream reported an error.")
-_decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
-_encode = msgspec.json.Encoder().encode
 
 
 class Head(Struct, gc=False):
@@ -64,7 +62,7 @@ class StreamReader:
     """Reads one streamed answer. An event without data, or of `data: null`, is left out: it would break clients and says nothing."""
 
     __slots__ = ("_last", "_reader")
-    ending = _DONE
+    ending = DONE
 
     def __init__(self) -> None:
         self._reader = Reader()
@@ -204,7 +202,7 @@ def streamed(body: bytes) -> bytes:
     if answer.get("usage"):
         chunks.append(head | {"choices": [], "usage": answer["usage"]})
     try:
-        return b"".join([b"data: %b\n\n" % json.dumps(chunk).encode() for chunk in chunks]) + _DONE
+        return b"".join([b"data: %b\n\n" % json.dumps(chunk).encode() for chunk in chunks]) + DONE
     except RecursionError:  # it could just be read
         return _untold()
 
@@ -237,7 +235,7 @@ def write_truncation(head: Head, after: None, choices: Iterable[int], reason: st
         read, written = usage.input_tokens or 0, usage.output_tokens or 0
         counts = {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
         out.append(b"data: %b\n\n" % _encode(_chunk_of(head) | {"choices": [], "usage": counts}))
-    out.append(_DONE)
+    out.append(DONE)
     return b"".join(out)
 
 

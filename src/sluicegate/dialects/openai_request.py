@@ -16,7 +16,8 @@ upstreams would obey it) is a `BadRequest` that names the field. Choices made he
 """
 
 import re
-from typing import Annotated, Any
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta, Raw, Struct
@@ -24,12 +25,14 @@ from msgspec import Meta, Raw, Struct
 from sluicegate.dialects.form import BadRequest, Request, Target
 from sluicegate.dialects.openai_messages import AnyMessage, AnyPart, Content, Message
 
+T = TypeVar("T")
+
 CHOICES_MAX = 128  # OpenAI's own maximum of `n`
 NUMBER_MAX = 2**53 - 1
 LARGE = 2**20  # a cap below it can be counted at any price that is meant
 
-_Count = Annotated[int, Meta(ge=1, le=NUMBER_MAX)]
-_Choices = Annotated[int, Meta(ge=1, le=CHOICES_MAX)]
+Count = Annotated[int, Meta(ge=1, le=NUMBER_MAX)]
+Choices = Annotated[int, Meta(ge=1, le=CHOICES_MAX)]
 
 
 class _ToolFunction(Struct, gc=False):
@@ -41,7 +44,7 @@ class _Tool(Struct, gc=False):
     function: _ToolFunction | None = None
 
 
-class _StreamOptions(Struct, gc=False):
+class StreamOptions(Struct, gc=False):
     include_usage: bool | None = None
 
 
@@ -53,9 +56,9 @@ class _Prediction(Struct, gc=False):
     content: str | list[AnyPart] = ""
 
 
-class _Thinking(Struct, gc=False):
-    budget_tokens: _Count | None = None  # Anthropic's field, taken over by several vendors
-    max_tokens: _Count | None = None  # OpenRouter's `reasoning.max_tokens`
+class Thinking(Struct, gc=False):
+    budget_tokens: Count | None = None  # Anthropic's field, taken over by several vendors
+    max_tokens: Count | None = None  # OpenRouter's `reasoning.max_tokens`
 
 
 class _Settings(Struct, gc=False):
@@ -63,15 +66,15 @@ class _Settings(Struct, gc=False):
 
     model: Annotated[str, Meta(min_length=1, max_length=256)]
     stream: bool | None = None
-    stream_options: _StreamOptions | None = None
-    max_tokens: _Count | None = None
-    max_completion_tokens: _Count | None = None
-    max_output_tokens: _Count | None = None
-    max_new_tokens: _Count | None = None
-    n_predict: _Count | None = None
-    n: _Choices | None = None
-    best_of: _Choices | None = None
-    n_cmpl: _Choices | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: Count | None = None
+    max_completion_tokens: Count | None = None
+    max_output_tokens: Count | None = None
+    max_new_tokens: Count | None = None
+    n_predict: Count | None = None
+    n: Choices | None = None
+    best_of: Choices | None = None
+    n_cmpl: Choices | None = None
     stop: str | list[str] | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -88,8 +91,8 @@ class _Settings(Struct, gc=False):
     functions: list[_ToolFunction] | None = None
     response_format: _Typed | None = None
     prediction: _Prediction | None = None
-    thinking: _Thinking | bool | str | None = None
-    reasoning: _Thinking | bool | str | None = None
+    thinking: Thinking | bool | str | None = None
+    reasoning: Thinking | bool | str | None = None
 
 
 class _Usual(_Settings, kw_only=True, gc=False):
@@ -101,14 +104,14 @@ class _Any(_Settings, kw_only=True, gc=False):
 
 
 # Names under which some upstream reads a cap, or a number of answers. llama.cpp lets `n_predict` win over `max_tokens`, and takes `n_cmpl` for `n`.
-_CAPS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "max_new_tokens", "n_predict")
-_MULTIPLIED = frozenset((*_CAPS, "n", "best_of", "n_cmpl"))
+CAPS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "max_new_tokens", "n_predict")
+_MULTIPLIED = frozenset((*CAPS, "n", "best_of", "n_cmpl"))
 _ACTED_ON = frozenset((*_Usual.__struct_fields__, "background"))
 # Settings that some template puts before the model: text if longer than any usual one.
-_RENDERED = frozenset(("function_call", "reasoning", "reasoning_effort", "thinking", "tool_choice", "verbosity"))
-_SETTING_BYTES = 64
+RENDERED = frozenset(("function_call", "reasoning", "reasoning_effort", "thinking", "tool_choice", "verbosity"))
+SETTING_BYTES = 64
 # Fields that put no text before the model (or whose text is counted by name below).
-_SILENT = frozenset(_Usual.__struct_fields__) - _RENDERED | {
+_SILENT = frozenset(_Usual.__struct_fields__) - RENDERED | {
     "audio", "metadata", "min_p", "prompt_cache_key", "prompt_cache_retention", "provider", "repetition_penalty", "safety_identifier", "service_tier",
     "store", "top_k", "transforms", "usage",
 }  # fmt: skip
@@ -118,7 +121,7 @@ _FETCHING = (
     "previous", "promptid", "retriev", "search", "sessionid", "threadid", "vectorstore",
 )  # fmt: skip
 _FETCHING_NAMES = frozenset(("chattemplate", "container", "files", "memory", "preset", "rag"))
-_ABSENT = frozenset((b"null", b"false", b'""', b"[]"))  # an empty object asks for the defaults
+ABSENT = frozenset((b"null", b"false", b'""', b"[]"))  # an empty object asks for the defaults
 
 _decode_usual = msgspec.json.Decoder(_Usual).decode
 _decode_any = msgspec.json.Decoder(_Any).decode
@@ -134,21 +137,7 @@ _SURROGATES = re.compile(rb"(?<!\\)((?:\\\\)*)\\u(?:[dD][89abAB][0-9a-fA-F]{2}\\
 
 def read_request(body: bytes) -> Request:
     """A client's request. Raises BadRequest, and nothing else, naming the field."""
-    try:
-        if not body.isascii():
-            body.decode()
-        typed, fields, content = _read(body)
-    except msgspec.ValidationError as error:
-        raise _named(error) from None
-    except UnicodeDecodeError:
-        raise BadRequest("The body is not valid UTF-8.") from None
-    except msgspec.DecodeError as error:
-        mended = _SURROGATES.sub(_mend, body)
-        if mended != body:
-            return read_request(mended)
-        raise BadRequest(f"The body is not valid JSON: {error}.") from None
-    except RecursionError:
-        raise BadRequest("The body is nested too deeply.") from None
+    typed, fields, content = strictly(_read, body)
     caps = [cap for cap in (typed.max_tokens, typed.max_completion_tokens, typed.max_output_tokens, typed.max_new_tokens, typed.n_predict) if cap]
     cap = max(caps) if caps else None
     stream = typed.stream is True
@@ -158,15 +147,16 @@ def read_request(body: bytes) -> Request:
         include_usage=stream and typed.stream_options is not None and typed.stream_options.include_usage is True,
         choices=max(typed.n or 1, typed.best_of or 1, typed.n_cmpl or 1),
         cap=cap,
-        thinking=max(_budget(typed.thinking), _budget(typed.reasoning)),
+        thinking=max(budget_of(typed.thinking), budget_of(typed.reasoning)),
         texts=content.texts,
         messages=len(typed.messages),
         images=content.images,
         prediction=_prediction(typed.prediction),
         unbounded=content.unbounded,
         fields=fields,
-        cap_by="max_tokens" if cap is None or cap < LARGE else next(name for name in _CAPS if getattr(typed, name) == cap),
+        cap_by="max_tokens" if cap is None or cap < LARGE else next(name for name in CAPS if getattr(typed, name) == cap),
         unbounded_by=content.unbounded_by,
+        own_prompts=(1 if typed.tools or typed.functions else 0) + (1 if typed.response_format is not None else 0),
     )
 
 
@@ -177,13 +167,10 @@ def write_request(request: Request, target: Target) -> bytes:
     """
     fields: dict[str, Any] = dict(request.fields)
     fields["model"] = target.model
-    for name in target.rejects:
-        fields.pop(name, None)
-    for name, theirs in target.renames:
-        if name in fields:
-            fields[theirs] = fields.pop(name)
+    if target.rejects or target.renames:
+        as_known(fields, target)
     cap = request.cap if target.cap is None else target.cap
-    for name in _CAPS:
+    for name in CAPS:
         if name in fields and name != target.cap_field:
             del fields[name]
     if cap is not None:
@@ -198,6 +185,34 @@ def write_request(request: Request, target: Target) -> bytes:
             except RecursionError:  # it could just be read, a few calls further up
                 raise BadRequest("The body is nested too deeply.", "stream_options") from None
     return _encode(fields)
+
+
+def as_known(fields: dict[str, Any], target: Target) -> None:
+    """Takes out the fields that a provider answers with an error, and gives others the name by which it knows them."""
+    for name in target.rejects:
+        fields.pop(name, None)
+    for name, theirs in target.renames:
+        if name in fields:
+            fields[theirs] = fields.pop(name)
+
+
+def strictly(read: Callable[[bytes], T], body: bytes) -> T:
+    """What `read` makes of a body. Raises BadRequest, and nothing else, naming the field."""
+    try:
+        if not body.isascii():
+            body.decode()
+        return read(body)
+    except msgspec.ValidationError as error:
+        raise named(error) from None
+    except UnicodeDecodeError:
+        raise BadRequest("The body is not valid UTF-8.") from None
+    except msgspec.DecodeError as error:
+        mended = _SURROGATES.sub(_mend, body)
+        if mended != body:
+            return strictly(read, mended)
+        raise BadRequest(f"The body is not valid JSON: {error}.") from None
+    except RecursionError:
+        raise BadRequest("The body is nested too deeply.") from None
 
 
 def _read(body: bytes) -> tuple[_Usual | _Any, dict[str, Raw], Content]:
@@ -218,7 +233,7 @@ def _read(body: bytes) -> tuple[_Usual | _Any, dict[str, Raw], Content]:
         for index, each in enumerate(usual.messages):
             content.add(each, index)
     if not fields.keys() <= _SILENT:
-        _more_fields(content, fields)
+        more_fields(content, fields, _SILENT, _ACTED_ON)
     if typed.tools or typed.functions or typed.response_format:
         _schemas(content, typed, fields)
     return typed, fields, content
@@ -228,13 +243,13 @@ def _mend(surrogates: "re.Match[bytes]") -> bytes:
     return surrogates[1] + rb"\ufffd" if surrogates[2] else surrogates[0]
 
 
-def _more_fields(content: Content, fields: dict[str, Raw]) -> None:
-    """Fields of the body that may hold text, or make the provider fetch some."""
-    for name in fields.keys() - _SILENT:
+def more_fields(content: Content, fields: dict[str, Raw], silent: frozenset[str], acted_on: frozenset[str]) -> None:
+    """Fields of a body that may hold text, or make the provider fetch some: all but the silent ones."""
+    for name in fields.keys() - silent:
         raw = bytes(fields[name])
-        if name not in _ACTED_ON and name.casefold() in _ACTED_ON:
+        if name not in acted_on and name.casefold() in acted_on:
             raise BadRequest(f"Unknown field {name!r}: field names are in lower case.", name)
-        if raw in _ABSENT:
+        if raw in ABSENT:
             continue
         if name == "background":
             raise BadRequest("'background' is not supported: the answer to a request is what settles it.", name)
@@ -242,9 +257,9 @@ def _more_fields(content: Content, fields: dict[str, Raw]) -> None:
             raise BadRequest("'models' is not supported: the gateway routes; ask for one 'model'.", name)
         if name == "extra_body":
             _nested(content, raw)
-        if _fetches(name) or (name == "prompt" and raw.startswith(b"{")):
+        if fetches(name) or (name == "prompt" and raw.startswith(b"{")):
             content.unbounded, content.unbounded_by = f"{name[:40]!r}, by which the provider gets input of its own", name[:100]
-        if raw[:1] in (b'"', b"{", b"[") and (name not in _RENDERED or len(raw) > _SETTING_BYTES):
+        if raw[:1] in (b'"', b"{", b"[") and (name not in RENDERED or len(raw) > SETTING_BYTES):
             content.texts.append(raw.decode())
 
 
@@ -260,7 +275,7 @@ def _nested(content: Content, raw: bytes) -> None:
             for name, inner in value.items():
                 if name.casefold() in _MULTIPLIED:
                     raise BadRequest(f"{name!r} is not read inside 'extra_body': it belongs in the body itself.", "extra_body")
-                if inner and _fetches(name):
+                if inner and fetches(name):
                     content.unbounded = f"{name[:40]!r}, by which the provider gets input of its own"
                     content.unbounded_by = "extra_body"
 
@@ -277,11 +292,11 @@ def _schemas(content: Content, typed: _Settings, fields: dict[str, Raw]) -> None
         content.texts.append(bytes(fields["functions"]).decode())
     if typed.response_format is not None:
         raw = bytes(fields["response_format"])
-        if typed.response_format.type not in ("text", "json_object") or len(raw) > _SETTING_BYTES:
+        if typed.response_format.type not in ("text", "json_object") or len(raw) > SETTING_BYTES:
             content.texts.append(raw.decode())
 
 
-def _fetches(name: str) -> bool:
+def fetches(name: str) -> bool:
     """Whether a field of this name makes the provider get input of its own, or make text of what it gets."""
     plain = name.casefold().replace("_", "").replace("-", "")
     return plain in _FETCHING_NAMES or (any(word in plain for word in _FETCHING) and "beamsearch" not in plain)
@@ -294,14 +309,14 @@ def _prediction(prediction: _Prediction | None) -> str:
     return content if isinstance(content, str) else "".join(part.text or "" for part in content)
 
 
-def _budget(thinking: _Thinking | bool | str | None) -> int:
-    return max(thinking.budget_tokens or 0, thinking.max_tokens or 0) if isinstance(thinking, _Thinking) else 0
+def budget_of(thinking: Thinking | bool | str | None) -> int:
+    return max(thinking.budget_tokens or 0, thinking.max_tokens or 0) if isinstance(thinking, Thinking) else 0
 
 
-def _named(error: msgspec.ValidationError) -> BadRequest:
-    """msgspec's "Expected `int`, got `str` - at `$.max_tokens`" in the words of the API."""
+def named(error: msgspec.ValidationError, inside: str = "") -> BadRequest:
+    """msgspec's "Expected `int`, got `str` - at `$.max_tokens`" in the words of the API. inside: the path of what was decoded."""
     what, _, path = str(error).partition(" - at `$")
-    param = path.rstrip("`").lstrip(".")
+    param = (inside + path.rstrip("`")).lstrip(".")
     if what.startswith("Object missing required field"):
         field = what.split("`")[1]
         param = f"{param}.{field}" if param else field

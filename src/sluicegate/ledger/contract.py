@@ -90,6 +90,13 @@ class Ledger(Protocol):
 
     # -- recovery --
 
+    async def claim(self, records: str, before: str, ttl_ms: int) -> str:
+        """Says that the ledger is used with these records, for so long. Returns theirs, or the identity of others whose claim still holds.
+
+        before: that of the records that this worker claimed it for until now. A ledger that one machine alone can use is claimed by nobody else.
+        """
+        ...
+
     def incarnation(self, tree: str) -> str:
         """Which run of a server keeps this tree: while it stays the same, nothing can have been lost unnoticed. "": not known yet."""
         ...

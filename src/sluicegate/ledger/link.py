@@ -45,18 +45,29 @@ class Run(NamedTuple):
 
 
 class Command:
-    """A kind of call: its name in the log, how its reply is read, and for a script its text and SHA-1."""
+    """A kind of call: its name in the log, how its reply is read, and for a script its text and SHA-1.
 
-    __slots__ = ("name", "read", "sha", "text")
+    damage: what an error says of the data, if it does; the call then fails so, and nothing is amiss with the server.
+    """
 
-    def __init__(self, name: str, read: Callable[[Any], Any], text: bytes = b"", sha: bytes = b"") -> None:
+    __slots__ = ("damage", "name", "read", "sha", "text")
+
+    def __init__(
+        self,
+        name: str,
+        read: Callable[[Any], Any],
+        text: bytes = b"",
+        sha: bytes = b"",
+        damage: Callable[[str], LedgerUnavailable | None] = lambda error: None,
+    ) -> None:
         self.name = name
         self.read = read
         self.text = text
         self.sha = sha
+        self.damage = damage
 
-    def with_reader(self, read: Callable[[Any], Any]) -> "Command":
-        return Command(self.name, read, self.text, self.sha)
+    def with_reader(self, read: Callable[[Any], Any], damage: Callable[[str], LedgerUnavailable | None]) -> "Command":
+        return Command(self.name, read, self.text, self.sha, damage)
 
 
 def raw(name: str) -> Command:
@@ -342,8 +353,9 @@ class Connection(asyncio.Protocol):
             count, rest = packed[: packed.index(b"\r\n")], packed[packed.index(command.sha) + len(command.sha) :]
             self._queue(future, command, b"%b\r\n$4\r\nEVAL\r\n$%d\r\n%b%b" % (count, len(command.text), command.text, rest), asked)
             return
-        fail(future, f"the ledger answered: {error}")
-        if command.text:
+        damage = command.damage(error)
+        fail(future, damage or f"the ledger answered: {error}")
+        if command.text and damage is None:
             self._link.failed(command, error, self._heard)
         if error.partition(" ")[0] in MOVED:
             self._link.on_trouble()

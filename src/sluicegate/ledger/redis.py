@@ -4,6 +4,8 @@ Every verb is one script call, atomic over all counters of a tenant tree, whose 
 admit, extend, settle and peek share one; renewals, sweeps, estimators and views have their own and never stand before an admission.
 What the scripts need of a RefSet is encoded once and kept in it; a call adds the rest. Key and record formats: docs/redis-keys.md.
 
+A key of another type, a record or a number that cannot be read end a script with an error: that is a lost state as well.
+
 Invariants: an admit that timed out and was granted all the same is cancelled as soon as that is known; its hold id must therefore not be used again.
 Fails as link.py says. Redis without memory refuses admits and extends, never a settle.
 """
@@ -54,6 +56,7 @@ from sluicegate.ledger.topology import COMMON, Caller, Finder, Topology
 from sluicegate.ledger.trees import Trees, failed, prefix, recovering
 from sluicegate.ledger.views import hold_view
 
+DAMAGE = ("WRONGTYPE", "not an integer", " input", "attempt to ")  # in errors of scripts that come from what they found
 SCAN_COUNT = 1_000
 SEEDS_AT_ONCE = 100  # counters that one call of a script makes
 TREES_AT_ONCE = 64  # swept in one go; Redis works on each of them for up to a millisecond
@@ -72,9 +75,9 @@ class _Tree:
         # else a script that goes on to keys it did not name would end in the middle where such a key has left already.
         self.guard = (prefix(name) + "none",) if ledger.sharded else ()
         scripts = ledger.scripts
-        self.admit, self.extend, self.peek = (scripts[verb].with_reader(self._read_reply) for verb in ("admit", "extend", "peek"))
-        self.settle = scripts["settle"].with_reader(self._read_settled)
-        self.others = {verb: scripts[verb].with_reader(self._read) for verb in ("renew", "sweep", "warn", "fill", "announce")}
+        self.admit, self.extend, self.peek = (scripts[verb].with_reader(self._read_reply, self._damage) for verb in ("admit", "extend", "peek"))
+        self.settle = scripts["settle"].with_reader(self._read_settled, self._damage)
+        self.others = {verb: scripts[verb].with_reader(self._read, self._damage) for verb in ("renew", "sweep", "warn", "fill", "announce")}
 
     def _read_reply(self, reply: list[Any]) -> Reply:
         status, now_ms, seq, g, room, *rest = reply
@@ -105,6 +108,13 @@ class _Tree:
         if seq > state.seq:  # noqa: PLR1730 - as above
             state.seq = seq
         return reply[3:]
+
+    def _damage(self, error: str) -> LedgerRecovering | None:
+        """The script has ended in the middle: its epoch is over for everybody."""
+        if not any(sign in error for sign in DAMAGE):
+            return None
+        self.route.back.call(raw("UNLINK"), pack("UNLINK", self.keys[3]))  # before this worker asks, on the same link, where the epoch stands
+        return self.ledger.doubt(self.name, self.state.epoch, f"a key is damaged: {error.partition(' script:')[0]}")
 
 
 class _Packed:
@@ -279,12 +289,23 @@ class RedisLedger(Trees):
 
     # -- recovery --
 
+    async def claim(self, records: str, before: str, ttl_ms: int) -> str:
+        """Of two who claim it at once the later one has it; the other one sees that at its next claim."""
+        back, key = self.topology.route(COMMON).back, prefix(COMMON) + "records"
+        (found,) = await _command(back, "MGET", key)
+        owner = (found or b"").decode()
+        if owner in ("", records, before):
+            await _command(back, "SET", key, records, "PX", ttl_ms)
+            return records
+        return owner
+
     def incarnation(self, tree: str) -> str:
         node = self.topology.route(tree).node
         return node.run.run_id if node is not None else ""
 
     async def seq(self, tree: str, epoch: str) -> int:
-        return int(await _command(self.topology.route(tree).back, "GET", f"{prefix(tree)}e:{epoch}") or 0)
+        (found,) = await _command(self.topology.route(tree).back, "MGET", f"{prefix(tree)}e:{epoch}")  # which has nothing to say of other types
+        return int(found) if found is not None and found.isdigit() else 0
 
     async def seed(self, tree: str, epoch: str, counters: Sequence[Seed]) -> int:
         of_tree = escaped(prefix(tree))

@@ -5,6 +5,7 @@ so under load the price of a commit is divided among many. The loop is never blo
 calls' time is up, and they fail with nothing done. Checkpoints, and with durability "full" the commits too, run in a thread.
 
 Invariants: futures are resolved after the commit; a transaction takes effect whole or not at all; calls run in the order in which they were made.
+A file that is deleted or replaced while it is open is noticed within a second: every tree is in doubt then.
 Fails with `LedgerUnavailable` that says why: the file stays locked, cannot be opened or written, is full, corrupt, or of a newer version.
 """
 
@@ -21,6 +22,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 
+from sluicegate import sqlite_file
 from sluicegate.core import rules
 from sluicegate.core.book import Book
 from sluicegate.core.claims import Admission, Announcement, CounterView, Extension, HoldView, RefSet, Reply, Seed, Settled, Settlement, Swept
@@ -98,6 +100,8 @@ class SqliteLedger(Trees):
         self._incarnation = boot() if durability == "normal" else "durable"
         self._expired_state: Literal["expired_held", "expired_seen"] = "expired_held" if expired_hold == "charge_held" else "expired_seen"
         self._opened: tuple[Rows, sqlite3.Connection] | None = None
+        self._file: sqlite_file.Which | None = None  # that is open
+        self._replaced = False  # the next turn is to leave it
         self._queue: deque[Call] = deque()
         self._scheduled = False  # a turn is to come, or in flight
         self._commits = ThreadPoolExecutor(1, "ledger-commit") if durability == "full" else None  # an fsync takes milliseconds
@@ -177,9 +181,10 @@ class SqliteLedger(Trees):
         return await self._beside(lambda connection: sqlite_rows.show(connection, self._clock_ms()))
 
     def incarnation(self, tree: str) -> str:
-        return self._incarnation
+        return f"{self._incarnation}-{self._file[1]}" if self._file is not None else ""
 
     async def seq(self, tree: str, epoch: str) -> int:
+        self._look()
         return await self._call(lambda rows, epoch: rows.sequence(tree, epoch), epoch)  # type: ignore[no-any-return]
 
     async def seed(self, tree: str, epoch: str, counters: Sequence[Seed]) -> int:
@@ -223,6 +228,8 @@ class SqliteLedger(Trees):
 
     def _turn(self, loop: asyncio.AbstractEventLoop) -> None:
         """Runs what is queued, or as much as goes into one transaction."""
+        if self._replaced:
+            self._leave_file()
         batch = [self._queue.popleft() for _ in range(min(len(self._queue), BATCH_CALLS))]
         if self._commits is not None:
             running = loop.run_in_executor(self._commits, self._run, batch)
@@ -299,6 +306,7 @@ class SqliteLedger(Trees):
     # -- connections ----------------------------------------------------------------------------------------------------------------------
 
     def _connect(self) -> tuple[Rows, sqlite3.Connection]:
+        self._file = sqlite_file.make(self.path)
         connection = sqlite_rows.connect(self.path, self._synchronous, busy_timeout_ms=0)
         self._opened = Rows(connection, self._expired_state), connection
         return self._opened
@@ -306,15 +314,33 @@ class SqliteLedger(Trees):
     def _disconnect(self) -> None:
         """The next turn opens the file anew."""
         if self._opened is not None:
-            rows, connection = self._opened
-            self._opened = None
-            rows.close()
-            connection.close()
+            opened, self._opened = self._opened, None
+            _close(*opened)
+
+    def _look(self) -> None:
+        self._replaced = self._opened is not None and sqlite_file.which(self.path) != self._file
+
+    def _leave_file(self) -> None:
+        """Nothing more is written to what has not its name any more. It is let go of last: a new file is then not taken for it by its number."""
+        self._replaced = False
+        old, self._opened = self._opened, None
+        with contextlib.suppress(sqlite3.Error, OSError):  # tried again by whoever is next in the queue
+            self._connect()
+        if old is not None:
+            _close(*old)
+        for tree, state in list(self.trees.items()):
+            self.doubt(tree, state.epoch, "the ledger's file was deleted or replaced")
+        for call in [call for call in self._queue if call.state is not None]:
+            self._queue.remove(call)
+            self._fail(call, recovering(call.tree))
 
     async def _keep_up(self) -> None:
         while True:
             await asyncio.sleep(UPKEEP_EVERY_S)
+            self._look()
             with contextlib.suppress(LedgerUnavailable):  # what is wrong with the file shows in the calls; the next round tries again
+                if self._replaced:
+                    await self.ping()
                 await self.tidy()
 
     async def _beside(self, work: Callable[[sqlite3.Connection], T]) -> T:
@@ -342,6 +368,11 @@ def _answer(call: Call, index: int, rows: Rows) -> Any:
         raise
     except Exception as error:
         raise CallFailed(index, error) from error
+
+
+def _close(rows: Rows, connection: sqlite3.Connection) -> None:
+    rows.close()
+    connection.close()
 
 
 def _nothing(rows: Rows, argument: None) -> None:

@@ -14,6 +14,7 @@ from typing import Literal
 
 import msgspec
 
+from sluicegate import sqlite_file
 from sluicegate.core import book
 from sluicegate.core.claims import CounterView, HoldView, Kind
 from sluicegate.ledger.trees import prefix
@@ -49,7 +50,7 @@ _decode_sums = msgspec.json.Decoder(dict[str, int]).decode
 
 def connect(path: Path, synchronous: str, busy_timeout_ms: int) -> sqlite3.Connection:
     """Opens the file; makes it, its folder and its tables if they are missing. Raises sqlite3.Error or OSError."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    sqlite_file.make(path)
     # Used from one thread after another, never from two at once.
     connection = sqlite3.connect(path, timeout=busy_timeout_ms / 1000, isolation_level=None, check_same_thread=False)
     try:

@@ -1,109 +1,147 @@
 """What one call is answered, as steps: bytes to write with the tokens that they produce, and the token position at which they are due.
 
-Pure: a request's body, options and a caller go in, the same steps come out whenever they are the same. The server knows the time and the socket.
+Pure: a call, options and a caller go in, the same steps come out whenever they are the same. The server knows the time and the socket, a dialect's
+module how things are written.
+
+One choice is generated as segments: what the model thinks, what it says, the tools that it calls. The name of a tool is one token, every
+four characters of its arguments are another.
 """
 
 import hashlib
 import math
 from collections.abc import Iterator
 from statistics import NormalDist
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
 
+from sluicegate.mock.calls import OUTPUT_MAX, Call
 from sluicegate.mock.options import MockOptions
 from sluicegate.mock.text import prompt_tokens, words
 
-OUTPUT_MAX = 1_000_000
 CREATED = 1_760_000_000
+TOKEN_CHARS = 4  # of a call's arguments
 _NORMAL = NormalDist()
 _json = msgspec.json.Encoder().encode
+Kind = Literal["reasoning", "text", "call"]
 Ending = Literal["", "done", "cut", "stall"]
 
 
-class BadCall(Exception):
-    """The request is not a chat call: 400."""
+class Writer(Protocol):
+    """Writes the events of one streamed answer."""
+
+    def lead(self) -> bytes:
+        """What comes before the first output."""
+        ...
+
+    def chunk(self, index: int, piece: "Piece") -> bytes:
+        """Output of one choice; b"" where it cannot be seen, or not yet."""
+        ...
+
+    def finish(self, index: int) -> bytes:
+        """A choice is complete."""
+        ...
+
+    def tail(self) -> bytes:
+        """What comes after the last choice."""
+        ...
 
 
-class Part(msgspec.Struct):
-    """One part of a message's content."""
-
-    text: str | None = None
-
-
-class Message(msgspec.Struct):
-    """A message, as far as its text goes."""
-
-    content: str | list[Part] | None = None
-
-
-class StreamOptions(msgspec.Struct):
-    """`stream_options`."""
-
-    include_usage: bool | None = None
-
-
-Positive = Annotated[int, msgspec.Meta(ge=1)]
-
-
-class Call(msgspec.Struct):
-    """The body of a chat call, as far as the mock acts on it."""
-
-    model: str
-    messages: msgspec.Raw
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    n: Annotated[int, msgspec.Meta(ge=1, le=128)] | None = None
-    max_tokens: Positive | None = None
-    max_completion_tokens: Positive | None = None
-    user: str | None = None
-    mock: dict[str, Any] | None = None  # overrides
-    texts: list[str] = []  # of the messages, filled in by `read_call`
+class Dialect(Protocol):
+    """A wire format: a module that reads its calls and writes its answers."""
 
     @property
-    def cap(self) -> int:
-        """Output tokens per choice. Of two caps the larger counts: a gateway that lowers one and forgets the other must be found out."""
-        return max(self.max_tokens or 0, self.max_completion_tokens or 0) or OUTPUT_MAX
+    def PATH(self) -> str: ...
+    @property
+    def KEY_HEADER(self) -> str:
+        """The header that carries the credential."""
+        ...
 
+    @property
+    def STREAM_TYPE(self) -> str: ...
+    def read_call(self, body: bytes) -> Call:
+        """Raises BadCall."""
+        ...
 
-_decode_call = msgspec.json.Decoder(Call).decode
-_decode_messages = msgspec.json.Decoder(list[Message]).decode
+    def unary(self, answer: "Answer") -> bytes: ...
+    def Writer(self, answer: "Answer") -> Writer: ...
+    def error(self, status: int, message: str, code: str | int) -> dict[str, Any]:
+        """The body of an error."""
+        ...
 
-
-def read_call(body: bytes) -> Call:
-    """Raises BadCall with a message that names the field."""
-    try:
-        call = _decode_call(body)
-        messages = _decode_messages(call.messages)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadCall(str(error)) from None
-    call.texts = [_text(message) for message in messages]
-    return call
-
-
-def _text(message: Message) -> str:
-    if isinstance(message.content, list):
-        return "".join([part.text or "" for part in message.content])
-    return message.content or ""
+    def error_in_200(self, options: MockOptions, stream: bool) -> bytes:
+        """An error where an answer, or an event of it, is expected."""
+        ...
 
 
 # -- how much -----------------------------------------------------------------------------------------------------------------------------
 
 
-class Output(NamedTuple):
-    """One choice: its tokens, how many of them are reasoning (they come first), and how it ends."""
+class Segment(NamedTuple):
+    """The tokens [start, end) of a choice. call: which one, of those that call a tool."""
 
+    kind: Kind
+    start: int
+    end: int
+    call: int = -1
+
+
+class Called(NamedTuple):
+    """A call of a tool. whole: the cap has left all of it."""
+
+    number: int
+    name: str
+    arguments: str  # as much as was generated
+    whole: bool
+
+
+class Output(NamedTuple):
+    """One choice: what it consists of, its tokens in all, and how it ends."""
+
+    segments: tuple[Segment, ...]
     tokens: int
-    reasoning: int
-    finish: Literal["stop", "length"]
+    finish: str
+    calls: tuple[Called, ...] = ()
+
+    @property
+    def reasoning(self) -> int:
+        """How many of the tokens are reasoning; they come first."""
+        return sum(segment.end - segment.start for segment in self.segments if segment.kind == "reasoning")
+
+
+class Piece(NamedTuple):
+    """Tokens of one segment. begins, ends: they are the first, the last of it."""
+
+    kind: Kind
+    first: int  # token of the choice
+    tokens: int
+    at: int  # token of the segment
+    ends: bool
+    call: int
+
+    @property
+    def begins(self) -> bool:
+        return self.at == 0
+
+
+class Figures(NamedTuple):
+    """Usage as it is reported. completion None: reported as null."""
+
+    prompt: int
+    completion: int | None
+    cached: int
+    cache_written: int
+    cache_written_1h: int
+    reasoning: int | None
 
 
 class Answer(msgspec.Struct):
     """Everything about one answer but the time."""
 
+    dialect: Dialect
     call: Call
     options: MockOptions
-    id: str
+    number: int
     prompt_tokens: int
     outputs: list[Output]
 
@@ -119,71 +157,99 @@ class Answer(msgspec.Struct):
     @property
     def longest(self) -> int:
         """Tokens of the longest choice: choices are generated in parallel."""
-        return max(output.tokens for output in self.outputs)
+        return max((output.tokens for output in self.outputs), default=0)
+
+    @property
+    def shows_reasoning(self) -> bool:
+        return self.options.reasoning in ("visible", "both")
+
+    def text(self, index: int, piece: Piece) -> str:
+        """What the tokens say: words, or a part of a call's arguments."""
+        if piece.call < 0:
+            return words(piece.first, piece.tokens, self.options.word, self.options.dense)
+        begin, end = max(piece.at - 1, 0), piece.at + piece.tokens - 1
+        return self.outputs[index].calls[piece.call].arguments[begin * TOKEN_CHARS : end * TOKEN_CHARS]
+
+    def whole(self, index: int, kind: Kind) -> str:
+        """All that a choice thinks or says."""
+        return "".join([self.text(index, piece) for piece in pieces(self.outputs[index], 0, OUTPUT_MAX) if piece.kind == kind])
+
+    def call_id(self, index: int, call: int, prefix: str) -> str:
+        return f"{prefix}_mock_{self.number}_{index}_{call}"
+
+    def figures(self, position: int) -> Figures | None:
+        """Usage as it is reported once each choice has come to this token. None: reported as null."""
+        options, prompt, completion = self.options, self.prompt_tokens, self.tokens_until(position)
+        if options.usage == "null":
+            return None
+        reasoning = None
+        if options.reasoning != "none":
+            reasoning = sum(min(output.reasoning, position) for output in self.outputs)
+        zero = options.usage == "zero"
+        return Figures(
+            0 if zero or options.usage == "zero_input" else prompt,
+            None if options.usage == "partial" else 0 if zero else completion,
+            options.cached_tokens,
+            options.cache_written_tokens,
+            options.cache_written_1h_tokens,
+            reasoning,
+        )
 
 
-def plan(call: Call, options: MockOptions, caller: str, number: int) -> Answer:
+def plan(dialect: Dialect, call: Call, options: MockOptions, caller: str, number: int) -> Answer:
     """Draws the lengths. The same seed, caller and request id (or messages) give the same ones."""
     prompt = options.prompt_tokens
     if prompt is None:
-        prompt = prompt_tokens(call.texts, options.tokenizer)
-    identity = options.request_id.encode() or bytes(call.messages)
-    outputs = [_output(call, options, caller, identity, choice) for choice in range(call.n or 1)]
-    return Answer(call, options, f"chatcmpl-mock-{number}", prompt, outputs)
+        prompt = prompt_tokens(call.texts, call.messages, options.tokenizer) + call.token_ids
+    identity = options.request_id.encode() or call.identity
+    calls = _calls(call, options)
+    outputs = [_output(call, options, caller, identity, choice, calls) for choice in range(call.choices)]
+    return Answer(dialect, call, options, number, prompt, outputs)
 
 
-def _output(call: Call, options: MockOptions, caller: str, identity: bytes, choice: int) -> Output:
+def _output(call: Call, options: MockOptions, caller: str, identity: bytes, choice: int, calls: list[tuple[str, str]]) -> Output:
     wanted = options.completion_tokens
-    if wanted is None:
+    if wanted is None and calls:
+        wanted = options.reasoning_tokens or 0  # models that call a tool mostly say nothing
+    elif wanted is None:
         digest = hashlib.blake2b(b"%d\0%d\0%b\0%b" % (options.seed, choice, caller.encode(), identity), digest_size=8).digest()
         uniform = (int.from_bytes(digest, "big") + 0.5) / 2**64
         wanted = min(OUTPUT_MAX, max(1, round(options.median_tokens * math.exp(options.sigma * _NORMAL.inv_cdf(min(uniform, 1 - 1e-12))))))
-    tokens = min(wanted, call.cap)
     reasoning = 0
     if options.reasoning != "none":
-        reasoning = min(tokens, wanted // 2 if options.reasoning_tokens is None else options.reasoning_tokens)
-    return Output(tokens, reasoning, "length" if tokens < wanted else "stop")
+        reasoning = min(wanted, wanted // 2 if options.reasoning_tokens is None else options.reasoning_tokens)
+    lengths: list[tuple[Kind, int]] = [("reasoning", reasoning), ("text", wanted - reasoning)]
+    lengths += [("call", 1 + -(-len(arguments) // TOKEN_CHARS)) for _, arguments in calls]
+    tokens = min(sum(length for _, length in lengths), call.cap)
+    segments, called, start = [], [], 0
+    for place, (kind, length) in enumerate(lengths):
+        end = min(start + length, tokens)
+        if start < end:
+            segments.append(Segment(kind, start, end, place - 2 if kind == "call" else -1))
+            if kind == "call":
+                name, arguments = calls[place - 2]
+                called.append(Called(place - 2, name, arguments[: (end - start - 1) * TOKEN_CHARS], end == start + length))
+        start += length
+    finish = "length" if tokens < start else "tool_calls" if calls else "stop"
+    return Output(tuple(segments), tokens, options.finish or finish, tuple(called))
 
 
-def usage(answer: Answer, position: int) -> dict[str, Any] | None:
-    """Usage as it is reported once each choice has come to this token. None: reported as null."""
-    options, prompt, completion = answer.options, answer.prompt_tokens, answer.tokens_until(position)
-    if options.usage == "null":
-        return None
-    if options.usage == "partial":
-        return {"prompt_tokens": prompt, "completion_tokens": None}
-    if options.usage in ("zero_input", "zero"):
-        prompt = 0
-        completion = 0 if options.usage == "zero" else completion
-    figures: dict[str, Any] = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
-    if options.cached_tokens:
-        figures["prompt_tokens_details"] = {"cached_tokens": options.cached_tokens}
-    if options.reasoning != "none":
-        figures["completion_tokens_details"] = {"reasoning_tokens": sum(min(output.reasoning, position) for output in answer.outputs)}
-    return figures
+def _calls(call: Call, options: MockOptions) -> list[tuple[str, str]]:
+    """The tools that this answer calls, with the JSON text of their arguments."""
+    if not call.may_call or not options.tools:
+        return []
+    if options.tools == "first":
+        return [(tool.name, _json(_example(tool.schema)).decode()) for tool in call.tools[:1]]
+    return [(told.name, told.arguments if isinstance(told.arguments, str) else _json(told.arguments).decode()) for told in options.tools]
 
 
-# -- a unary answer -----------------------------------------------------------------------------------------------------------------------
+_EXAMPLES: dict[str, Any] = {"string": "water", "integer": 1, "number": 1.5, "boolean": True, "array": [], "object": {}}
 
 
-def unary(answer: Answer) -> bytes:
-    """The body of a unary answer."""
-    body: dict[str, Any] = {"id": answer.id, "object": "chat.completion", "created": CREATED, "model": answer.call.model}
-    body["choices"] = [_choice(answer.options, index, output) for index, output in enumerate(answer.outputs)]
-    if answer.options.usage != "none":
-        body["usage"] = usage(answer, answer.longest)
-    return _json({**body, **answer.options.chunk_fields})
-
-
-def _choice(options: MockOptions, index: int, output: Output) -> dict[str, Any]:
-    content = words(output.reasoning, output.tokens - output.reasoning, options.word, options.dense)
-    message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
-    if options.reasoning in ("visible", "both"):
-        thought = words(0, output.reasoning, options.word, options.dense)
-        message["reasoning_content"] = thought
-        if options.reasoning == "both":
-            message["reasoning"] = thought
-    return {"index": index, "message": message, "logprobs": None, "finish_reason": output.finish, **options.choice_fields}
+def _example(schema: bytes) -> dict[str, Any]:
+    """Arguments that a schema allows, if it is a plain one."""
+    properties = msgspec.json.decode(schema).get("properties") or {}
+    return {name: (of.get("enum") or [_EXAMPLES.get(of.get("type", "string"))])[0] for name, of in properties.items()}
 
 
 # -- a streamed answer --------------------------------------------------------------------------------------------------------------------
@@ -200,21 +266,22 @@ class Step(NamedTuple):
 
 
 def stream(answer: Answer) -> Iterator[Step]:
-    """The events of an answer. One step is one chunk of every unfinished choice, its data as Server-Sent Events."""
-    options, writer = answer.options, _Writer(answer)
+    """The events of an answer. One step is one chunk of every unfinished choice, its data as the dialect writes it."""
+    options, writer = answer.options, answer.dialect.Writer(answer)
     size = options.chunk_tokens or max(answer.longest, 1)
     stop, ending = _stop(options)
     insert, chunks, start, longest = options.insert, 0, 0, answer.longest
-    data = writer.lead()
+    data = writer.lead() + insert.get(0, "").encode()
     while True:
         end = min(start + size, longest)
         tokens = begun = 0
         for index, output in enumerate(answer.outputs):
-            for reasoning, first, count in _pieces(output, start, end):
-                tokens += count
-                if reasoning and options.reasoning == "hidden":
+            for piece in pieces(output, start, end):
+                tokens += piece.tokens
+                written = writer.chunk(index, piece)
+                if not written:
                     continue
-                data += writer.chunk(index, first, count, reasoning)
+                data += written
                 begun += 1
                 if insert:
                     data += insert.get(chunks + begun, "").encode()
@@ -241,65 +308,11 @@ def _stop(options: MockOptions) -> tuple[int | None, Ending]:
     return options.stall_after, "stall"
 
 
-def _pieces(output: Output, start: int, end: int) -> list[tuple[bool, int, int]]:
-    """The tokens [start, end) of a choice as (is reasoning, first, count): one piece, or two where reasoning ends between them."""
-    end, border = min(end, output.tokens), output.reasoning
-    if start >= end:
-        return []
-    if start >= border:
-        return [(False, start, end - start)]
-    if end <= border:
-        return [(True, start, end - start)]
-    return [(True, start, border - start), (False, border, end - border)]
-
-
-class _Writer:
-    """Writes the events of one answer. What does not change between chunks is encoded once."""
-
-    def __init__(self, answer: Answer) -> None:
-        self._answer, self._options = answer, answer.options
-        self._end = (answer.options.newline * 2).encode()
-        fields = {"id": answer.id, "object": "chat.completion.chunk", "created": CREATED, "model": answer.call.model, **self._options.chunk_fields}
-        self._top = b"data: " + _json(fields)[:-1]
-        rest = {"logprobs": None, **self._options.choice_fields}
-        self._heads = [b'%b,"choices":[{"index":%d,"delta":' % (self._top, index) for index in range(len(answer.outputs))]
-        self._rest = b"," + _json(rest)[1:-1] + b',"finish_reason":'
-        asked = answer.call.stream_options is not None and bool(answer.call.stream_options.include_usage)
-        mode = self._options.usage
-        self._separate = mode == "unasked" or (asked and mode in ("normal", "partial", "zero_input", "zero"))
-        self._plain = b"null}]" + (b',"usage":null}' if mode == "null" or self._separate else b"}") + self._end
-
-    def lead(self) -> bytes:
-        """What comes before the first output: the role, per choice."""
-        data = b"".join([head + b'{"role":"assistant","content":""}' + self._rest + self._plain for head in self._heads])
-        if self._options.pad_bytes:
-            data += self._top + b',"padding":"%b","choices":[]}' % (b"x" * self._options.pad_bytes) + self._end
-        return data + self._options.insert.get(0, "").encode()
-
-    def chunk(self, index: int, first: int, count: int, reasoning: bool) -> bytes:
-        """One delta of `count` tokens."""
-        text = _json(words(first, count, self._options.word, self._options.dense))
-        if not reasoning:
-            delta = b'{"content":' + text + b"}"
-        elif self._options.reasoning == "both":
-            delta = b'{"reasoning":' + text + b',"reasoning_content":' + text + b"}"
-        else:
-            delta = b'{"reasoning_content":' + text + b"}"
-        if self._options.usage == "cumulative":
-            return self._heads[index] + delta + self._rest + b'null}],"usage":' + _json(usage(self._answer, first + count)) + b"}" + self._end
-        return self._heads[index] + delta + self._rest + self._plain
-
-    def finish(self, index: int) -> bytes:
-        """The chunk that says why a choice ended."""
-        output, last = self._answer.outputs[index], index == len(self._answer.outputs) - 1
-        data = self._heads[index] + b"{}" + self._rest + b'"' + output.finish.encode() + b'"}]'
-        if self._options.usage == "cumulative" or (self._options.usage == "with_choices" and last):
-            return data + b',"usage":' + _json(usage(self._answer, self._answer.longest)) + b"}" + self._end
-        return data + self._plain.removeprefix(b"null}]")
-
-    def tail(self) -> bytes:
-        """What comes after the last choice."""
-        data = b""
-        if self._separate:
-            data = self._top + b',"choices":[],"usage":' + _json(usage(self._answer, self._answer.longest)) + b"}" + self._end
-        return data + (b"data: [DONE]" + self._end if self._options.done else b"")
+def pieces(output: Output, start: int, end: int) -> list[Piece]:
+    """The tokens [start, end) of a choice, one piece for each segment that they touch."""
+    found = []
+    for kind, begin, until, call in output.segments:
+        first, last = max(start, begin), min(end, until)
+        if first < last:
+            found.append(Piece(kind, first, last - first, first - begin, last == until, call))
+    return found

@@ -8,13 +8,13 @@ import asyncio
 import heapq
 import itertools
 from collections.abc import Callable, Iterator
-from http import HTTPStatus
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 
 from sluicegate.mock import answers
 from sluicegate.mock.answers import Answer, Step
+from sluicegate.mock.openai_chunks import phrase
 from sluicegate.mock.options import MockOptions
 from sluicegate.mock.truth import Tally
 
@@ -176,12 +176,10 @@ class Failure(Flight):
         options = self.options
         if options.html:
             return options.status, "text/html; charset=utf-8", f"<html><body><h1>{options.status}</h1>{options.message}</body></html>".encode()
+        dialect, stream = self.answer.dialect, self.answer.call.stream
         if not options.error_in_200:
-            return options.status, "application/json", _json(error(options.status, options.message, options.code))
-        inside = _json(error(options.error_in_200, options.message, options.code or options.error_in_200))
-        if not self.answer.call.stream:
-            return 200, "application/json", inside
-        return 200, "text/event-stream", b"data: " + inside + b"\n\n" + (b"data: [DONE]\n\n" if options.done else b"")
+            return options.status, "application/json", _json(dialect.error(options.status, options.message, options.code))
+        return 200, dialect.STREAM_TYPE if stream else "application/json", dialect.error_in_200(options, stream)
 
 
 class Unary(Flight):
@@ -211,7 +209,7 @@ class Unary(Flight):
             self.connection.finished()
 
     def _head(self) -> bytes:
-        self.body = answers.unary(self.answer)
+        self.body = self.answer.dialect.unary(self.answer)
         return head(200, len(self.body), "application/json", self.options, self.connection.keep_alive)
 
     def count_rest(self, now: float) -> None:
@@ -227,7 +225,7 @@ class Stream(Flight):
         self.tally.prompt_tokens += self.answer.prompt_tokens
         self.steps: Iterator[Step] = answers.stream(self.answer)
         self.step = next(self.steps)
-        self.head = head(200, None, "text/event-stream; charset=utf-8", self.options, self.connection.keep_alive)
+        self.head = head(200, None, self.answer.dialect.STREAM_TYPE, self.options, self.connection.keep_alive)
         if self.options.early_headers:
             self._write(b"")
         self.run_at(self.due(self.step.due))
@@ -269,12 +267,10 @@ class Stream(Flight):
 
 # -- HTTP ---------------------------------------------------------------------------------------------------------------------------------
 
-_PHRASES = {status.value: status.phrase for status in HTTPStatus}
-
 
 def head(status: int, length: int | None, kind: str, options: MockOptions, keep_alive: bool) -> bytes:
     """Status line and headers. length None: chunked."""
-    lines = [f"HTTP/1.1 {status} {_PHRASES.get(status, 'Unknown')}", f"content-type: {kind}"]
+    lines = [f"HTTP/1.1 {status} {phrase(status)}", f"content-type: {kind}"]
     lines.append("transfer-encoding: chunked" if length is None else f"content-length: {length}")
     if options.retry_after != "":
         lines.append(f"retry-after: {options.retry_after}")
@@ -282,10 +278,3 @@ def head(status: int, length: int | None, kind: str, options: MockOptions, keep_
         lines.append("connection: close")
     lines.extend(f"{name}: {value}" for name, value in options.headers.items())
     return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1", "replace")
-
-
-def error(status: int, message: str, code: str | int) -> dict[str, Any]:
-    """An error in OpenAI's shape."""
-    kind = "rate_limit_error" if status == 429 else "server_error" if status >= 500 else "invalid_request_error"
-    fallback = "rate_limit_exceeded" if status == 429 else None
-    return {"error": {"message": message or _PHRASES.get(status, "Unknown"), "type": kind, "param": None, "code": code or fallback}}

@@ -23,6 +23,13 @@ class MockOptionError(ValueError):
         self.name = name
 
 
+class ToolOption(msgspec.Struct, frozen=True):
+    """A call of a tool. arguments: an object, or any text in place of its JSON."""
+
+    name: str
+    arguments: dict[str, Any] | str = {}
+
+
 class MockOptions(msgspec.Struct, frozen=True):
     """Everything that an answer depends on besides the request. Numbers of chunks count those with output, over all choices."""
 
@@ -39,16 +46,21 @@ class MockOptions(msgspec.Struct, frozen=True):
     request_id: str = ""  # what lengths are drawn from besides seed and caller; "": the header x-request-id, else the messages
     prompt_tokens: Count | None = None  # None: counted
     tokenizer: Literal["", "o200k_base", "cl100k_base"] = ""  # counts the prompt; "": a token per four characters, and framing
-    cached_tokens: Count = 0  # of the prompt, as reported
+    cached_tokens: Count = 0  # of the prompt, as reported: read from a cache
+    cache_written_tokens: Count = 0  # written to it, to live for minutes
+    cache_written_1h_tokens: Count = 0  # and for an hour (Anthropic)
 
     # what it looks like
     chunk_tokens: Count = 1  # tokens per chunk; 0: the whole answer in one
     dense: bool = False  # CJK: every character is a token
     word: str = ""  # text of each token, instead of words
-    reasoning: Literal["none", "visible", "both", "hidden"] = "none"  # both: in `reasoning` and `reasoning_content`; hidden: billed, not shown
+    reasoning: Literal["none", "visible", "both", "hidden", "redacted"] = "none"  # docs/mock.md says how each dialect shows it
     reasoning_tokens: Count | None = None  # of the completion, before the content; None: half of it
+    tools: list[ToolOption] | Literal["", "first"] = ""  # calls these after its content, or the first that is offered; then answers with text
+    finish: str = ""  # why it ended, as reported, in the dialect's own words
+    dims: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 8  # of an embedding
     usage: Usage = "normal"
-    done: bool = True  # ends a stream with [DONE]
+    done: bool = True  # a stream ends as its dialect wants ([DONE], message_stop, ...)
     newline: Literal["\n", "\r\n", "\r"] = "\n"
     chunk_fields: dict[str, Any] = {}  # more top-level fields in every chunk
     choice_fields: dict[str, Any] = {}  # more fields in every choice
@@ -58,6 +70,7 @@ class MockOptions(msgspec.Struct, frozen=True):
     headers: dict[str, str] = {}  # more response headers
 
     # what goes wrong
+    api_key: str = ""  # any other credential is a 401
     status: Annotated[int, msgspec.Meta(ge=200, le=599)] = 200
     message: str = ""  # of the error
     code: str = ""  # of the error
@@ -81,6 +94,8 @@ SHORT = {
     "median": "median_tokens",
     "prompt": "prompt_tokens",
     "cached": "cached_tokens",
+    "cache_written": "cache_written_tokens",
+    "cache_written_1h": "cache_written_1h_tokens",
     "chunk": "chunk_tokens",
     "pad": "pad_bytes",
     "id": "request_id",

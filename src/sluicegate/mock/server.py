@@ -3,7 +3,7 @@
 Cheap enough for load tests: no task and no timer per stream (flights.py); everything that is due on one stream goes out in one write.
 Connections are kept alive; pipelined requests are answered in order.
 
-How it fails: what is not a chat call that it understands is answered with a JSON error; bad HTTP closes the connection.
+How it fails: what is not a call that it understands is answered with a JSON error; bad HTTP closes the connection.
 """
 
 import asyncio
@@ -25,9 +25,11 @@ import httptools
 import msgspec
 import uvloop
 
-from sluicegate.mock import answers
-from sluicegate.mock.answers import BadCall, Call
-from sluicegate.mock.flights import Flight, Ticker, error, flight_for, head
+from sluicegate.mock import anthropic_messages, ollama_chat, openai_chat, openai_completions, openai_embeddings, openai_responses
+from sluicegate.mock.answers import Dialect, plan
+from sluicegate.mock.calls import BadCall, Call
+from sluicegate.mock.flights import Flight, Ticker, flight_for, head
+from sluicegate.mock.openai_chunks import error
 from sluicegate.mock.options import Count, MockOptionError, MockOptions, from_mapping
 from sluicegate.mock.truth import Stats, Tally, Truth
 
@@ -36,6 +38,9 @@ BODY_MAX_BYTES = 64 * 1024 * 1024
 SEEN_CALLS, SEEN_BODY_BYTES = 256, 64 * 1024
 MODELS = ("mock-small", "mock-large")
 TAG = "[[mock "
+DIALECTS: dict[str, Dialect] = {
+    dialect.PATH: dialect for dialect in (anthropic_messages, ollama_chat, openai_chat, openai_completions, openai_embeddings, openai_responses)
+}
 
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
@@ -73,7 +78,7 @@ class Mock:
         self.faults: list[Fault] = []
         self.connections: set[Connection] = set()
         self._all_gone: asyncio.Future[None] | None = None
-        self.base_url = ""  # of the API, with its /v1, once started
+        self.base_url = ""  # of OpenAI's API, with its /v1, once started
         self._server: asyncio.Server | None = None
         self._numbers = itertools.count(1)
         self._idle: list[asyncio.Future[None]] = []
@@ -87,6 +92,11 @@ class Mock:
         port = self._server.sockets[0].getsockname()[1]
         self.base_url = f"{'https' if tls else 'http'}://{host}:{port}/v1"
         return port
+
+    @property
+    def root_url(self) -> str:
+        """What the clients of Anthropic and Ollama call the base URL."""
+        return self.base_url.removesuffix("/v1")
 
     async def stop(self) -> None:
         """Stops listening and drops every connection."""
@@ -124,9 +134,10 @@ class Mock:
     def respond(self, connection: "Connection", method: str, path: str, headers: dict[str, str], body: bytes) -> None:
         """Begins the answer to one request."""
         route = (method, path.partition("?")[0])
+        dialect = DIALECTS.get(route[1]) if method == "POST" else None
         try:
-            if route == ("POST", "/v1/chat/completions"):
-                self._chat(connection, path, headers, body)
+            if dialect is not None:
+                self._generate(dialect, connection, path, headers, body)
             elif route == ("GET", "/v1/models"):
                 connection.answer(200, {"object": "list", "data": [{"id": name, "object": "model", "owned_by": "mock"} for name in MODELS]})
             elif route == ("GET", "/mock/stats"):
@@ -142,7 +153,7 @@ class Mock:
             else:
                 connection.answer(404, error(404, f"no {method} {route[1]} here", ""))
         except (BadCall, MockOptionError) as bad:
-            connection.answer(400, error(400, str(bad), ""))
+            connection.answer(400, (dialect or openai_chat).error(400, str(bad), ""))
 
     def stats(self) -> Stats:
         """Counts so far, per caller and in total."""
@@ -158,15 +169,17 @@ class Mock:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as bad:
             raise BadCall(str(bad)) from None
 
-    def _chat(self, connection: "Connection", path: str, headers: dict[str, str], body: bytes) -> None:
-        call = answers.read_call(body)
+    def _generate(self, dialect: Dialect, connection: "Connection", path: str, headers: dict[str, str], body: bytes) -> None:
+        call = dialect.read_call(body)
         options = self._options(call, headers)
         credential = headers.get("authorization", "").removeprefix("Bearer ") or headers.get("x-api-key", "")
+        if options.api_key and headers.get(dialect.KEY_HEADER, "").removeprefix("Bearer ") != options.api_key:
+            options = msgspec.structs.replace(options, status=401, message=f"{dialect.KEY_HEADER} has no credential of this server")
         caller = options.caller or headers.get("x-mock-caller") or call.user or credential or "anonymous"
         self.calls.append(SeenCall(caller, path, headers, body[:SEEN_BODY_BYTES].decode("utf-8", "replace")))
         window = f"@{int(self._time_s()) // options.window_s * options.window_s}" if options.window_s else ""
         tally = self.truth.begin(caller + window)
-        answer = answers.plan(call, options, caller, next(self._numbers))
+        answer = plan(dialect, call, options, caller, next(self._numbers))
         connection.flight = flight_for(connection, self.ticker, answer, tally, self._ended)
         connection.flight.begin()
 
@@ -176,8 +189,8 @@ class Mock:
             options = msgspec.structs.replace(options, request_id=headers["x-request-id"])
         if "x-mock" in headers:
             options = from_mapping(_mapping(headers["x-mock"]), options)
-        if call.mock is not None:
-            options = from_mapping(call.mock, options)
+        if call.overrides is not None:
+            options = from_mapping(call.overrides, options)
         for text in call.texts:
             start = text.find(TAG)
             if start >= 0:
@@ -221,7 +234,7 @@ def _mapping(text: str) -> dict[str, Any]:
 
 
 class Connection(asyncio.Protocol):
-    """One client. Requests are answered one after the other; `flight` is the chat answer in progress."""
+    """One client. Requests are answered one after the other; `flight` is the answer in progress."""
 
     def __init__(self, mock: Mock, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop

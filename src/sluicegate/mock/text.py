@@ -21,12 +21,12 @@ def words(start: int, tokens: int, word: str, dense: bool) -> str:
     return "".join([source[i % size] for i in range(start, start + tokens)])
 
 
-def prompt_tokens(texts: list[str], tokenizer: str) -> int:
-    """Tokens of a prompt of these messages: its text, 4 for each message and 3 that prime the answer."""
+def prompt_tokens(texts: list[str], messages: int, tokenizer: str) -> int:
+    """Tokens of a prompt: its texts, and where messages frame them 4 for each and 3 that prime the answer."""
     if tokenizer:
         from sluicegate.core.meter import count  # noqa: PLC0415  (vocabularies take half a second to import, and few calls ask for one)
 
         content = sum(count(text, tokenizer) for text in texts)
     else:
         content = math.ceil(sum(map(len, texts)) / 4)
-    return content + 4 * len(texts) + 3
+    return content + (4 * messages + 3 if messages else 0)

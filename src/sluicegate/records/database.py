@@ -4,6 +4,9 @@ A call that is not answered within the timeout fails with RecordsUnavailable, wh
 swallows packets, a file that another process keeps locked. What runs then is cut (the socket shut down, the SQLite statement interrupted), so
 that the thread is free for the next call. What passes by itself (a locked file, a conflict of two transactions) is tried again while time is left.
 
+What is behind the URL may become another database (a file that was deleted, a copy that was restored): that takes a new connection, on which the
+tables are made anew if need be, and which `session` counts.
+
 Invariant: neither credentials nor the values of statements get into an error's text.
 """
 
@@ -15,7 +18,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol, TypeVar
 
-from sqlalchemy import Connection, Engine
+import structlog
+from sqlalchemy import Connection, Engine, event
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from sluicegate.records import schema
@@ -26,6 +30,8 @@ RETRY_S = (0.002, 0.03)
 
 T = TypeVar("T")
 
+log = structlog.get_logger("records")
+
 
 class Backend(Protocol):
     """What differs between SQLite and PostgreSQL below SQL."""
@@ -33,6 +39,10 @@ class Backend(Protocol):
     place: str  # for errors and logs
 
     def engine(self) -> Engine: ...
+
+    def replaced(self) -> bool:
+        """Whether there is another database now than the one that is connected to, or none; told once. From the thread."""
+        ...
 
     def options(self, snapshot: bool, reading: bool) -> dict[str, object]:
         """Execution options of a transaction. See Database.call."""
@@ -70,7 +80,10 @@ class Database:
         self._backend = _backend(url, timeout_s)
         self._engine = self._backend.engine()
         self._timeout_s = timeout_s
-        self._prepared = False
+        self.identity = ""  # of the database, made with its tables; "": not known yet
+        self.session = 0  # raised by every connection: this may be another database than before, or an older copy of it
+        self._prepared = -1  # in which session the tables were looked at
+        event.listen(self._engine, "connect", self._connected)
         self._thread = ThreadPoolExecutor(1, "records")
         self._lock = threading.Lock()
         self._running: _Call | None = None
@@ -127,9 +140,13 @@ class Database:
             try:
                 if call.given_up:
                     raise RecordsUnavailable("given up before it began")
-                if not self._prepared:
-                    self._transact(schema.prepare, False, False)
-                    self._prepared = True
+                if self._backend.replaced():
+                    log.warning("records replaced", place=self._backend.place, reason="the file was deleted, or another one has its name")
+                    self._engine.dispose()
+                    self._prepared = -1
+                if self._prepared != self.session:
+                    self.identity = self._transact(schema.prepare, False, False)
+                    self._prepared = self.session
                 return self._transact(work, snapshot, reading)
             except RecordsUnavailable as error:
                 raise type(error)(f"{self._backend.place}: {error}") from None
@@ -140,6 +157,9 @@ class Database:
                     said = self._backend.plain(str(cause).strip() or type(cause).__name__)
                     raise RecordsUnavailable(f"{self._backend.place}: {said.splitlines()[0]}") from None
             time.sleep(pause_s)
+
+    def _connected(self, *_: object) -> None:
+        self.session += 1
 
     def _transact(self, work: Callable[[Connection], T], snapshot: bool, reading: bool) -> T:
         with self._engine.connect() as connection, connection.execution_options(**self._backend.options(snapshot, reading)).begin():

@@ -52,6 +52,10 @@ class Postgresql:
         )
         return self._connection
 
+    def replaced(self) -> bool:
+        """A server that has another database now has ended the connection."""
+        return False
+
     def options(self, snapshot: bool, reading: bool) -> dict[str, object]:
         return {"isolation_level": "REPEATABLE READ" if snapshot else "READ COMMITTED", "postgresql_readonly": reading}
 

@@ -17,6 +17,10 @@ class RecordsTooNew(RecordsUnavailable):
     """A newer program has changed the tables; this one must not touch them."""
 
 
+class RecordsBehind(RecordsUnavailable):
+    """The records lack lines of a writer that they once had: they are other ones, or an older copy. Nothing was changed."""
+
+
 class NotLeading(RecordsUnavailable):
     """Somebody else has taken the lead of the tree, or it has been opened. Nothing was changed."""
 

@@ -3,15 +3,21 @@
 Usage is kept three times: by the second, for as long as a day's window may need it (SECONDS_KEPT_S), by the quarter of an hour and by the day. All
 are written in one transaction, so each may answer for what it covers; `meta.seconds_from_s` says since when the seconds are whole.
 
+A database is told from others by an identity of its own. The rounds of a new one begin above those of any that was made before: workers keep what
+they have confirmed when the records are lost under them.
+
 How it fails: tables of a newer program are refused (RecordsTooNew) and not touched. Several workers may open an empty database at once.
 """
+
+import secrets
+import time
 
 from sqlalchemy import BigInteger, Column, Connection, Index, Integer, MetaData, Table, Text, inspect, select, text
 from sqlalchemy.dialects import postgresql, sqlite
 
 from sluicegate.records.rows import RecordsTooNew
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 QUARTER_S = 900  # no zone in use is off UTC by a fraction of it
 DAY_S = 86_400
 SECONDS_KEPT_S = 26 * 3_600  # a day may last 25 hours
@@ -81,6 +87,7 @@ meta = Table(
     _number("version"),
     _number("round"),
     _number("seconds_from_s"),
+    _word("identity"),  # as of version 2
 )
 
 
@@ -89,13 +96,21 @@ def insert(connection: Connection, table: Table) -> "postgresql.Insert | sqlite.
     return postgresql.insert(table) if connection.dialect.name == "postgresql" else sqlite.insert(table)
 
 
-def prepare(connection: Connection) -> None:
-    """Makes what is missing, inside the caller's transaction (in SQLite one that holds the write lock). Raises RecordsTooNew."""
+def prepare(connection: Connection) -> str:
+    """Makes what is missing, inside the caller's transaction (in SQLite one that holds the write lock). Returns the identity.
+
+    Raises RecordsTooNew.
+    """
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": CREATION_LOCK})
     if not inspect(connection).has_table(meta.name):
         metadata.create_all(connection)
-        connection.execute(meta.insert().values(one=1, version=SCHEMA_VERSION, round=0, seconds_from_s=0))
+        first_round = time.time_ns() // 1_000_000
+        connection.execute(meta.insert().values(one=1, version=SCHEMA_VERSION, round=first_round, seconds_from_s=0, identity=secrets.token_hex(8)))
     version = connection.execute(select(meta.c.version)).scalar_one()
     if version > SCHEMA_VERSION:
         raise RecordsTooNew(f"its tables have version {version}, this program knows versions up to {SCHEMA_VERSION}")
+    if version < SCHEMA_VERSION:
+        connection.execute(text("ALTER TABLE meta ADD COLUMN identity TEXT NOT NULL DEFAULT ''"))
+        connection.execute(meta.update().values(version=SCHEMA_VERSION, identity=secrets.token_hex(8)))
+    return str(connection.execute(select(meta.c.identity)).scalar_one())

@@ -1,6 +1,7 @@
 """The records in an SQLite file, which all workers of one machine share.
 
 Write-ahead log; `synchronous = FULL`, so that a commit survives a power cut; every transaction that may write takes the lock at its beginning.
+A file that is deleted or replaced while it is open is noticed at the next call.
 """
 
 import contextlib
@@ -9,6 +10,8 @@ from pathlib import Path
 
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.pool import QueuePool
+
+from sluicegate import sqlite_file
 
 BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 
@@ -21,6 +24,7 @@ class Sqlite:
         self.place = str(self.path)
         self._patience_s = timeout_s / 2
         self._connection: sqlite3.Connection | None = None
+        self._file: sqlite_file.Which | None = None  # that is open
 
     def engine(self) -> Engine:
         engine = create_engine("sqlite://", creator=self._connect, poolclass=QueuePool, pool_size=1, max_overflow=0)
@@ -28,7 +32,7 @@ class Sqlite:
         return engine
 
     def _connect(self) -> sqlite3.Connection:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = sqlite_file.make(self.path)
         connection = sqlite3.connect(self.path, timeout=self._patience_s, isolation_level=None, check_same_thread=False)
         try:
             connection.execute("PRAGMA journal_mode = WAL")
@@ -38,6 +42,12 @@ class Sqlite:
             raise
         self._connection = connection
         return connection
+
+    def replaced(self) -> bool:
+        if self._file is None or self._file == sqlite_file.which(self.path):
+            return False
+        self._file = None
+        return True
 
     def options(self, snapshot: bool, reading: bool) -> dict[str, object]:
         """A transaction sees one moment anyway."""

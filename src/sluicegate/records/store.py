@@ -21,7 +21,7 @@ from sqlalchemy import Connection, Table, case, delete, func, literal, or_, sele
 
 from sluicegate.records import sums as totals
 from sluicegate.records.database import Database
-from sluicegate.records.rows import NotLeading, RecordsUnavailable, Sum, TreeRow, UsageRow, WorkerRow
+from sluicegate.records.rows import NotLeading, RecordsBehind, RecordsUnavailable, Sum, TreeRow, UsageRow, WorkerRow
 from sluicegate.records.schema import AMOUNTS, QUARTER_S, SECONDS_KEPT_S, SPANS_S, insert, meta, seeded, trees, usage, workers, writers
 
 TIMEOUT_S = 5.0
@@ -48,12 +48,23 @@ class Records:
 
     # -- usage ----------------------------------------------------------------------------------------------------------------------------
 
-    async def add(self, writer: str, upto: int, rows: Sequence[UsageRow]) -> None:
+    @property
+    def identity(self) -> str:
+        """Which database this is; "" before it has first answered."""
+        return self._database.identity
+
+    @property
+    def session(self) -> int:
+        """Raised whenever it may have become another database, or an older copy: what was brought in before must be looked for."""
+        return self._database.session
+
+    async def add(self, writer: str, upto: int, rows: Sequence[UsageRow], after: int = 0) -> None:
         """Adds the usage of a writer's lines up to `upto`; nothing if they are in already.
 
+        after: the line up to which they must be in before; raises RecordsBehind if they are not.
         A batch whose outcome is unknown must be sent again as it was, before a longer one: what it had may be in, or may yet get in.
         """
-        await self._database.call(lambda connection: _add(connection, writer, upto, rows))
+        await self._database.call(lambda connection: _add(connection, writer, upto, rows, after))
         newest_s = max((row.time_s for row in rows), default=0)
         if newest_s // QUARTER_S > self._tidied_quarter:
             with contextlib.suppress(RecordsUnavailable):  # what was asked for is done
@@ -141,7 +152,11 @@ def _nothing(_: object) -> None:
 # -- usage ----------------------------------------------------------------------------------------------------------------------------------
 
 
-def _add(connection: Connection, writer: str, upto: int, rows: Sequence[UsageRow]) -> None:
+def _add(connection: Connection, writer: str, upto: int, rows: Sequence[UsageRow], after: int = 0) -> None:
+    if after:
+        known = connection.execute(select(writers.c.upto).where(writers.c.writer == writer)).scalar() or 0
+        if known < after:
+            raise RecordsBehind(f"they have the lines of {writer} up to {known}, and had them up to {after}")
     mark = insert(connection, writers).values(writer=writer, upto=upto)
     further = writers.c.upto < mark.excluded.upto
     mark = mark.on_conflict_do_update(index_elements=[writers.c.writer], set_={"upto": mark.excluded.upto}, where=further)

@@ -8,7 +8,7 @@ import pytest
 from sluicegate.config import ConfigError, load_text
 from sluicegate.config.compile import compile_policy
 from sluicegate.config.schema import Config
-from sluicegate.core.tenants import Key, Policy
+from sluicegate.core.tenants import Deployment, Key, Policy
 
 UP = {"up": {"dialect": "openai", "base_url": "http://127.0.0.1:1/v1"}}
 CHAT = {"chat": {"deployments": [{"provider": "up", "model": "small"}]}}
@@ -225,6 +225,68 @@ def test_a_row_fills_in_what_is_not_written() -> None:
     assert local.provider.stops_on_close
 
 
+def deployed(provider: dict[str, Any], model: str = "small", **more: Any) -> Deployment:
+    """The one deployment of a provider."""
+    [found] = compiled({"up": provider}, {"chat": {"deployments": [{"provider": "up", "model": model, **more}]}}).models["chat"].deployments
+    return found
+
+
+@pytest.mark.parametrize(
+    ("provider", "dialect", "path"),
+    [
+        ({"dialect": "openai"}, "openai_chat", b"/chat/completions"),
+        ({"dialect": "anthropic"}, "anthropic_messages", b"/v1/messages"),
+        ({"dialect": "anthropic", "base_url": "https://api.anthropic.com/v1"}, "anthropic_messages", b"/messages"),
+        ({"dialect": "anthropic", "base_url": "https://api.anthropic.com/v1/"}, "anthropic_messages", b"/messages"),
+        ({"provider": "vllm"}, "anthropic_messages", b"/messages"),
+        ({"provider": "deepseek"}, "openai_chat", b"/chat/completions"),
+        ({"provider": "deepseek"}, "anthropic_messages", b"/anthropic/v1/messages"),
+        (
+            {"provider": "azure", "base_url": "https://x.openai.azure.com/", "api_version": "2024-10-21"},
+            "openai_chat",
+            b"/openai/deployments/my%2Bsmall/chat/completions?api-version=2024-10-21",
+        ),
+        ({"provider": "azure_v1", "base_url": "https://x.openai.azure.com/openai/v1/"}, "openai_embeddings", b"/embeddings"),
+    ],
+)
+def test_where_a_deployment_is_called(provider: dict[str, Any], dialect: str, path: bytes) -> None:
+    """Below the base URL, in each dialect where the vendor has it; a version in the base URL is not said twice."""
+    assert deployed(provider, "my+small").path(dialect) == path
+
+
+def test_what_an_operator_says_that_a_provider_speaks() -> None:
+    """It replaces what the row says; the first is what everything else is translated to."""
+    found = deployed({"provider": "openai_compatible", "base_url": "http://x/v1", "speaks": ["anthropic_messages", "openai_embeddings"]})
+    assert found.provider.dialect == "anthropic_messages"
+    assert [name for name, _ in found.paths] == ["anthropic_messages", "openai_embeddings"]
+
+
+@pytest.mark.parametrize(
+    ("provider", "model", "said", "most"),
+    [
+        ("openai", "gpt-4o-mini-2024-07-18", 0, 48_169),
+        ("openai", "gpt-4o", 0, 1_445),
+        ("openai", "gpt-4o", 85, 85),
+        ("openai", "something-else", 0, 0),
+        ("openrouter", "openai/gpt-4o-mini", 0, 48_169),
+        ("openrouter", "qwen/qwen2.5-vl", 0, 16_384),
+        ("anthropic", "claude-sonnet-4-5", 0, 1_600),
+        ("anthropic", "claude-opus-4-7", 0, 4_784),
+    ],
+)
+def test_images_count_what_the_row_knows_of_the_model(provider: str, model: str, said: int, most: int) -> None:
+    """Unless the operator says it; 0 is for models that nothing is known of."""
+    assert deployed({"provider": provider}, model, image_tokens=said).image_tokens == most
+
+
+def test_which_headers_of_clients_go_to_a_provider() -> None:
+    """Tracing to each, what concerns the vendor to that one, what the operator adds."""
+    assert deployed({"dialect": "anthropic", "forward_headers": ["X-Session"]}).provider.forwards == {
+        b"traceparent", b"tracestate", b"anthropic-beta", b"x-session",
+    }  # fmt: skip
+    assert b"anthropic-beta" not in deployed({"dialect": "openai"}).provider.forwards
+
+
 @pytest.mark.parametrize(("row", "each"), [("llama_cpp", True), ("vllm", False), ("openai", False)])
 def test_what_is_visible_follows_from_the_row(row: str, each: bool) -> None:
     """A row that sends each token in an event of its own shows all of them, also where the operator wants its streams capped."""
@@ -257,7 +319,7 @@ def test_extended_only_where_generation_stops_on_close(
 @pytest.mark.parametrize(
     ("provider", "problem"),
     [
-        ({}, "providers.up: needs dialect: openai, or provider: one of openai, "),
+        ({}, "providers.up: needs dialect: openai, anthropic or ollama, or provider: one of openai, "),
         ({"provider": "opnai"}, "providers.up.provider: 'opnai' is not known; did you mean 'openai'?"),
         ({"provider": "openai_compatible"}, "providers.up.base_url: is required"),
         ({"dialect": "openai", "base_url": "api.openai.com/v1"}, "providers.up.base_url: must be a URL"),
@@ -274,6 +336,30 @@ def test_extended_only_where_generation_stops_on_close(
         ({"dialect": "openai", "headers": {"x y": "b"}}, "providers.up.headers.x y: is not a valid HTTP header"),
         ({"dialect": "openai", "headers": {"x": "a\r\nb: c"}}, "providers.up.headers.x: is not a valid HTTP header"),
         ({"dialect": "openai", "extend": "on", "stops_on_close": "off"}, "providers.up.extend: states that generation stops"),
+        ({"dialect": "anthropic", "provider": "groq"}, "providers.up.dialect: is not what groq speaks"),
+        ({"provider": "azure", "base_url": "https://x.openai.azure.com"}, "providers.up.api_version: is required"),
+        (
+            {"provider": "azure", "base_url": "https://x.openai.azure.com/openai/v1", "api_version": "2024-10-21"},
+            "providers.up.base_url: must end before /openai, which the gateway adds",
+        ),
+        ({"provider": "azure_v1", "base_url": "https://x.openai.azure.com"}, "providers.up.base_url: must end with /openai/v1"),
+        ({"dialect": "openai", "api_version": "2024-10-21"}, "providers.up.api_version: is not part of this provider's paths"),
+        ({"dialect": "openai", "speaks": ["openai_chat", "openai_response"]}, "providers.up.speaks[1]: 'openai_response' is not known; did you mean"),
+        ({"dialect": "openai", "forward_headers": ["x y"]}, "providers.up.forward_headers[0]: is not the name of an HTTP header"),
+        *(
+            ({"dialect": "anthropic", "forward_headers": ["x-fine", name]}, "providers.up.forward_headers[1]: never leaves the gateway")
+            for name in (
+                "Authorization",
+                "X-Api-Key",
+                "api-key",
+                "Cookie",
+                "X-Forwarded-For",
+                "Forwarded",
+                "Host",
+                "Content-Length",
+                "X-Sluicegate-Include",
+            )
+        ),
     ],
 )
 def test_providers_that_do_not_fit(provider: dict[str, Any], problem: str) -> None:

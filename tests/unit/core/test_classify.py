@@ -86,7 +86,7 @@ def test_error_inside_a_200_is_not_billed() -> None:
         (520, True, 502, "upstream_error"),
         (522, True, 504, "upstream_timeout"),
         (524, True, 504, "upstream_timeout"),
-        (529, True, 503, "upstream_error"),
+        (529, True, 503, "upstream_overloaded"),
         (302, True, 502, "upstream_error"),
         (200, True, 502, "upstream_error"),
     ],
@@ -139,12 +139,17 @@ def test_retry_after_is_passed_bare(status: int) -> None:
     assert (at.retry_after, at.wait_ms) == ("40", 40_000)
 
 
+def test_overload_inside_a_200() -> None:
+    """An upstream that says it is overloaded is tried elsewhere, and has a code by which a dialect finds its own status for that."""
+    outcome = failed(200, {}, error("busy", "", "overloaded_error"), False)
+    assert (outcome.name, outcome.elsewhere, outcome.status, outcome.code) == ("200:529", True, 503, "upstream_overloaded")
+
+
 @pytest.mark.parametrize(
     ("failure", "status"),
     [
         (error("slow down", "429", status=429), 429),
         (error("slow down", "rate_limit_exceeded"), 429),
-        (error("busy", "", "overloaded_error"), 503),
         (error("too long", "context_length_exceeded"), 400),
         (error("bad", "", "invalid_request_error"), 400),
         (error("something"), 502),

@@ -12,6 +12,7 @@ from sluicegate.core.meter import EventMeter, Meter, count
 from sluicegate.core.prices import Price
 from sluicegate.core.tenants import Budget, Deployment, Key, Model, Provider, Scope
 from sluicegate.core.usage import Usage
+from sluicegate.dialects import openai_completions, openai_embeddings
 from sluicegate.dialects.form import BadRequest, Delta, Request
 from sluicegate.dialects.openai_chat import read_request
 
@@ -69,6 +70,32 @@ def test_bytes_bound_dense_text() -> None:
     """Text in which a character is several bytes is bounded by these."""
     found = figures(asked=request("鬱" * 10))
     assert (found.input_estimate, found.input_bound) == (3 + 7, 30 + 7)
+
+
+def completion(prompt: Any, **fields: Any) -> Request:
+    return openai_completions.read_request(json.dumps({"model": "chat", "prompt": prompt, **fields}).encode())
+
+
+def embedding(texts: Any) -> Request:
+    return openai_embeddings.read_request(json.dumps({"model": "chat", "input": texts}).encode())
+
+
+@pytest.mark.parametrize("deployment", [PLAIN, TOKENS])
+def test_tokens_count_as_tokens(deployment: Deployment) -> None:
+    """In both figures, in all prompts together, and nothing is learned from them about text."""
+    found = figures(asked=completion([[1, 2, 300_000], [4]]), deployment=deployment)
+    assert (found.input_estimate, found.input_bound, found.choices) == (4 + 2 * 4 + 3, 4 + 2 * 4 + 3, 2)
+    learned = Learned()
+    observe(learned, Usage(5000, 5), asked=completion([1]), deployment=deployment, times=300, truncated=True)
+    assert figures(learned, deployment=deployment) == figures(deployment=deployment)
+
+
+def test_embeddings_have_no_output() -> None:
+    """Neither wanted nor needed, also where a provider runs over its caps; each input is framed."""
+    overrunning = Deployment("p/o", Provider("p", "openai_chat", "http://127.0.0.1/v1", (), cap_overrun=3), "o", None, False)
+    found = figures(asked=embedding(["some", "text"]), deployment=overrunning)
+    assert (found.need, found.aim, found.want, found.beyond_cap) == (0, 0, 0, 0)
+    assert (found.input_estimate, found.input_bound) == (2 + 2 * 4 + 3, 8 + 2 * 4 + 3)
 
 
 def test_input_with_a_vocabulary() -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluicegate.core.meter import TEXT_MAX, EventMeter, Meter, count, load, sends_each_token, size
+from sluicegate.core.meter import TEXT_MAX, EchoMeter, EventMeter, Meter, count, load, sends_each_token, size
 from sluicegate.dialects.form import Delta
 from sluicegate.dialects.openai_chat import read_request
 
@@ -230,3 +230,37 @@ def test_where_a_server_may_gather_tokens(fields: dict[str, object], each: bool)
     """Not before what may become a stop sequence or a call: there events say nothing."""
     request = {"model": "m", "messages": [{"role": "user", "content": "x"}], "stream": True, **fields}
     assert sends_each_token(read_request(json.dumps(request).encode())) is each
+
+
+# -- echoes -------------------------------------------------------------------------------------------------------------------------------
+
+
+def echoing(deltas: list[Delta], *echoed: str) -> int:
+    """Bytes that count of these deltas, where prompts are given back."""
+    meter = EchoMeter("", 1000, list(echoed))
+    for delta in deltas:
+        meter.add(delta)
+    return meter.seen
+
+
+@given(st.text(st.sampled_from("ab é"), max_size=8), st.text(st.sampled_from("ab é"), max_size=8), st.lists(st.integers(1, 4), min_size=1))
+def test_an_echo_is_no_output(prompt: str, output: str, lengths: list[int]) -> None:
+    """However it is cut, and wherever the output begins in a delta."""
+    text, deltas, at = prompt + output, [], 0
+    while at < len(text):
+        length = lengths[len(deltas) % len(lengths)]
+        deltas.append(Delta(0, text[at : at + length]))
+        at += length
+    assert echoing(deltas, prompt) == size(output)
+
+
+def test_each_choice_has_its_own_echo() -> None:
+    """By its index; a choice that nobody asked for has none, and calls of tools count in any case."""
+    deltas = [Delta(1, "one"), Delta(0, "zero"), Delta(1, "xx"), Delta(0, "x"), Delta(7, "zero"), Delta(-1, "one"), Delta(0, "", 1)]
+    assert echoing(deltas, "zero", "one") == 2 + 1 + 4 + 3 + 8
+
+
+@pytest.mark.parametrize(("deltas", "seen"), [(["something else"], 14), (["On", "ce more"], 9), (["Once upon", "!"], 10), (["Once upon a", "!"], 1)])
+def test_what_turns_out_to_be_no_echo_counts(deltas: list[str], seen: int) -> None:
+    """All of it, with what was taken for the beginning of one."""
+    assert echoing([Delta(0, text) for text in deltas], "Once upon a") == seen

@@ -14,11 +14,20 @@ PRICES = st.builds(
     output=st.integers(0, 10**9),
     cached_input=st.none() | st.integers(0, 10**9),
     cache_write=st.none() | st.integers(0, 10**9),
+    cache_write_1h=st.none() | st.integers(0, 10**9),
     reasoning=st.none() | st.integers(0, 10**9),
     request_fee=st.integers(0, 10**9),
 )
 COUNTS = st.integers(0, 10**6)
-USAGES = st.builds(Usage, input_tokens=COUNTS, output_tokens=COUNTS, cached_tokens=COUNTS, cache_write_tokens=COUNTS, reasoning_tokens=COUNTS)
+USAGES = st.builds(
+    Usage,
+    input_tokens=COUNTS,
+    output_tokens=COUNTS,
+    cached_tokens=COUNTS,
+    cache_write_tokens=COUNTS,
+    cache_write_1h_tokens=COUNTS,
+    reasoning_tokens=COUNTS,
+)
 
 
 def test_cost() -> None:
@@ -69,7 +78,7 @@ def test_what_is_held_covers_the_cost(price: Price, usage: Usage) -> None:
 @given(PRICES)
 def test_rates_are_the_dearest(price: Price) -> None:
     """No class of tokens costs more than the rate that is claimed."""
-    assert input_rate(price) >= max(price.input, price.cached_input or 0, price.cache_write or 0)
+    assert input_rate(price) >= max(price.input, price.cached_input or 0, price.cache_write or 0, price.cache_write_1h or 0)
     assert output_rate(price) >= max(price.output, price.reasoning or 0)
 
 

@@ -11,8 +11,8 @@ import msgspec
 import pytest
 import redis as redis_client
 
-from sluicegate.core.claims import Admission, Extension, Ref, RefSet, Reply, Seed, Settlement, Swept
-from sluicegate.ledger.contract import GENERATION_MS, LedgerRecovering, TreeState
+from sluicegate.core.claims import Admission, Announcement, Extension, Ref, RefSet, Reply, Seed, Settlement, Swept
+from sluicegate.ledger.contract import GENERATION_MS, LedgerRecovering, LedgerUnavailable, TreeState
 from sluicegate.ledger.link import Command
 from sluicegate.ledger.redis import RedisLedger
 from sluicegate.ledger.redis_scripts import NO_MARK, load_scripts
@@ -306,6 +306,62 @@ async def test_seeding_leaves_what_is_not_of_the_tree(desk: Desk, store: redis_c
     assert set(store.keys()) == others | {b"sg1:{t}:holds", b"sg1:{t}:counters", b"sg1:{t}:e:second"}
 
 
+DAMAGES = ["c:t/w:tokens:any", "c:t/b:tokens:any", "c:t/s:tokens:any", "c:t/o:tokens:any", "holds", "expiry", "counters", "e:first"]
+
+
+@pytest.mark.parametrize("value", ["another type", "garbage"])
+@pytest.mark.parametrize("part", DAMAGES)
+async def test_a_key_that_no_script_can_read_is_a_lost_state(desk: Desk, store: redis_client.Redis, part: str, value: str) -> None:
+    """One of another type, or with garbage in it: the epoch is over for everybody, the rest can still be looked at, and a seeding makes it good."""
+    refs = desk.refs(desk.window(1000), desk.bucket(1000), desk.sliding(1000), desk.concurrent(9))
+    await desk.admit(refs, 5, 0, 5, 0, 5, 0, 1, 0)
+    key, doubts = "sg1:{t}:" + part, []
+    desk.ledger.on_doubt = lambda tree, why: doubts.append((tree, why))
+    assert store.exists(key)
+    damage(store, key, value)
+    with contextlib.suppress(LedgerRecovering):
+        await desk.ledger.announce(Announcement("h", refs, (1, 0) * 4, 1, 0, 1_000, "tag"))
+        await desk.settle(refs, 1, 1, 1, 1)
+        await desk.admit(refs, 5, 0, 5, 0, 5, 0, 1, 0, hold_id="next")
+        await desk.admit(desk.refs(desk.window(1000, "new")), 5, 0, hold_id="other")
+    if not doubts:  # what was there is ignored, and written over
+        assert value == "garbage" and await desk.ledger.seq("t", "first") > 1
+        return
+    assert [tree for tree, _ in doubts] == ["t"] and await desk.ledger.seq("t", "first") == 0
+    assert len(await desk.states(refs)) == 4
+    await use(desk.ledger, "t", epoch="second", seeds=[Seed(refs.refs[0], 7)])
+    assert (await desk.states(refs))[0] == (7, 0)
+    assert (await desk.admit(refs, 5, 0, 5, 0, 5, 0, 1, 0, hold_id="again")).status == "granted"
+
+
+def damage(store: redis_client.Redis, key: str, value: str) -> None:
+    kind = store.type(key).decode()
+    if value == "another type":
+        store.delete(key)
+        store.rpush(key, "x")
+    elif kind == "string":
+        store.set(key, "x")
+    elif kind == "hash":
+        for field in store.hkeys(key):
+            store.hset(key, field, "x")
+    else:
+        members = store.zrange(key, 0, -1)
+        store.delete(key)
+        store.zadd(key, {member + b"x": 1 for member in members})
+
+
+async def test_errors_that_say_nothing_of_the_data_are_no_loss(desk: Desk, store: redis_client.Redis) -> None:
+    """A Redis without memory refuses an admission; the tree stays in use."""
+    store.config_set("maxmemory", "1")
+    try:
+        with pytest.raises(LedgerUnavailable, match="OOM"):
+            await desk.admit(desk.refs(desk.window(1000)), 5, 0)
+    finally:
+        store.config_set("maxmemory", "0")
+    assert desk.ledger.trees["t"].open
+    assert (await desk.admit(desk.refs(desk.window(1000)), 5, 0, hold_id="again")).status == "granted"
+
+
 async def test_a_debt_beyond_all_time_does_not_break_a_settle(desk: Desk, store: redis_client.Redis) -> None:
     """However large the use that an upstream reports: a script must not fail between two writes."""
     refs = desk.refs(desk.bucket(100, gain=1, per_ms=HOUR_MS), desk.window(1000))
@@ -367,6 +423,18 @@ async def test_learned_tables_expire_and_cover_the_generation_before(desk: Desk,
     assert sums == {"7": 23, "8": 1} or desk.ledger.now_ms() // GENERATION_MS > generation
     (key,) = [key for key in store.keys("sg1:{learned}:*") if store.pttl(key) > 0]
     assert GENERATION_MS < store.pttl(key) <= 2 * GENERATION_MS
+
+
+async def test_a_ledger_is_claimed_for_the_records_that_it_is_used_with(desk: Desk, store: redis_client.Redis) -> None:
+    """Others get it when the claim has ended, or from those who had it before them; what else is there does not matter."""
+    ledger, key = desk.ledger, "sg1:{learned}:records"
+    assert [await ledger.claim(name, "", 60_000) for name in ("one", "two", "one")] == ["one"] * 3
+    assert 50_000 < store.pttl(key) <= 60_000
+    assert [await ledger.claim("two", "one", 30), await ledger.claim("one", "", 30)] == ["two"] * 2
+    await asyncio.sleep(0.04)
+    assert await ledger.claim("one", "", 60_000) == "one"
+    damage(store, key, "another type")
+    assert await ledger.claim("two", "", 60_000) == "two"
 
 
 async def test_two_replicas_share_a_limit(desk: Desk, redis_url: str, store: redis_client.Redis) -> None:

@@ -1,6 +1,8 @@
 """What is particular to the ledger in a file: transactions, locks, the write-ahead log, and files that are not as they should be."""
 
 import asyncio
+import os
+import shutil
 import sqlite3
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -201,13 +203,54 @@ async def test_a_file_of_the_version_before_is_brought_up_to_date(tmp_path: Path
 
 async def test_the_run_of_the_machine_is_the_incarnation_of_a_file(tmp_path: Path) -> None:
     """With "normal" the last commits may be lost with the machine's power, so that another boot is a reason to look; with "full" nothing is."""
-    runs = {
-        (durability, boot): SqliteLedger(str(tmp_path / "ledger.db"), durability=durability, boot=lambda boot=boot: boot).incarnation("t")  # type: ignore[arg-type, misc]
-        for durability in ("normal", "full")
-        for boot in ("one", "two")
-    }
-    assert [runs["normal", boot] for boot in ("one", "two")] == ["one", "two"]
-    assert runs["full", "one"] == runs["full", "two"] != ""
+    """With "normal" the last commits may be lost with the machine's power, so that another boot is a reason to look; with "full" nothing is."""
+    runs = {}
+    for durability in ("normal", "full"):
+        for boot in ("one", "two"):
+            ledger = SqliteLedger(str(tmp_path / "ledger.db"), durability=durability, boot=lambda boot=boot: boot)  # type: ignore[arg-type, misc]
+            assert ledger.incarnation("t") == ""
+            await ledger.open()
+            runs[durability, boot] = ledger.incarnation("t")
+            await ledger.close()
+    file = (tmp_path / "ledger.db").stat().st_ino
+    assert [runs["normal", boot] for boot in ("one", "two")] == [f"one-{file}", f"two-{file}"]
+    assert runs["full", "one"] == runs["full", "two"]
+
+
+@pytest.mark.parametrize("how", ["deleted", "replaced"])
+async def test_a_file_that_is_not_there_any_more_is_left(ledger: SqliteLedger, desk: Desk, tmp_path: Path, how: str) -> None:
+    """Within a second nothing more is written to it, and every tree is in doubt: the name stands for another file, in another incarnation."""
+    file, doubts = tmp_path / "ledger.db", []
+    await desk.admit(desk.refs(desk.window(100)), 7, 0)
+    ledger.on_doubt = lambda tree, why: doubts.append((tree, why))
+    was, state = ledger.incarnation("t"), ledger.trees["t"]
+    if how == "replaced":
+        shutil.copy(file, tmp_path / "copy")
+        os.rename(tmp_path / "copy", file)
+    else:
+        file.unlink()
+    ledger._look()
+    with pytest.raises(LedgerRecovering):
+        await desk.admit(desk.refs(desk.window(100)), 7, 0)
+    assert doubts == [("t", "the ledger's file was deleted or replaced")]
+    assert await ledger.seq("t", state.epoch) == 0 or how == "replaced"
+    assert ledger.incarnation("t") != was
+    await use(ledger, "t", epoch="again")
+    assert (await desk.admit(desk.refs(desk.window(100)), 7, 0)).status == "granted"
+    assert len(doubts) == 1
+
+
+async def test_it_looks_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when nobody asks anything."""
+    monkeypatch.setattr(sqlite, "UPKEEP_EVERY_S", 0.01)
+    ledger, doubted = SqliteLedger(str(tmp_path / "ledger.db")), asyncio.Event()
+    ledger.on_doubt = lambda *_: doubted.set()
+    await ledger.open()
+    await use(ledger, "t")
+    (tmp_path / "ledger.db").unlink()
+    async with asyncio.timeout(20):
+        await doubted.wait()
+    await ledger.close()
 
 
 def test_where_a_system_tells_no_boot_it_is_always_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -141,6 +142,74 @@ async def test_a_call_whose_caller_has_left_does_its_work(sqlite_url: str) -> No
         assert await records.sums([asked()]) == [1]
 
 
+@pytest.mark.parametrize("left", [(), ("-wal", "-shm")], ids=["all of it", "not what is beside it"])
+async def test_a_file_that_is_deleted_is_noticed(sqlite_url: str, logged: list[Any], left: tuple[str, ...]) -> None:
+    """The next call of each worker finds a new file, with tables, and says so once; what one writes the other reads."""
+    file = Path(sqlite_url.removeprefix("sqlite:///"))
+    async with opened(sqlite_url) as one, opened(sqlite_url) as two:
+        await one.add("w", 3, [used()])
+        was = (one.identity, one.session)
+        for name in {"", "-wal", "-shm"} - set(left):
+            file.with_name(file.name + name).unlink()
+        await two.add("v", 1, [used(requests=5)])
+        assert await one.sums([asked()]) == [5] == await two.sums([asked()])
+        await one.add("w", 4, [used(requests=10)])
+        assert await two.sums([asked()]) == [15]
+        assert one.identity == two.identity != was[0] and one.session == was[1] + 1
+    assert [line["event"] for line in logged] == ["records replaced"] * 2
+    assert sqlite3.connect(file).execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+async def test_a_file_that_is_replaced_is_noticed(sqlite_url: str, tmp_path: Path) -> None:
+    """By an older copy of itself: it is that database, in another session."""
+    file = Path(sqlite_url.removeprefix("sqlite:///"))
+    async with opened(sqlite_url) as one:
+        await one.add("w", 3, [used()])
+        with contextlib.closing(sqlite3.connect(file)) as source, contextlib.closing(sqlite3.connect(tmp_path / "copy")) as copy:
+            source.backup(copy)
+        await one.add("w", 4, [used(requests=10)])
+        was = (one.identity, one.session)
+        for name in ("-wal", "-shm"):
+            file.with_name(file.name + name).unlink()
+        (tmp_path / "copy").rename(file)
+        assert (await one.sums([asked()]), one.identity, one.session) == ([1], was[0], was[1] + 1)
+
+
+async def test_a_place_that_is_gone_is_told_once_and_tried_again(sqlite_url: str, logged: list[Any]) -> None:
+    """The folder cannot be made while something else has its name: calls fail, and work as soon as it can."""
+    folder = Path(sqlite_url.removeprefix("sqlite:///")).parent
+    async with opened(sqlite_url) as one:
+        folder.rename(folder.with_name("moved"))
+        folder.write_text("in the way")
+        for _ in range(2):
+            with pytest.raises(RecordsUnavailable, match="made"):
+                await one.sums([asked()])
+        folder.unlink()
+        assert await one.sums([asked()]) == [0]
+    assert [line["event"] for line in logged] == ["records replaced"]
+
+
+async def test_rounds_of_a_new_database_begin_above_old_ones(sqlite_url: str) -> None:
+    """Whatever a worker has confirmed in one that is gone, it has not confirmed here."""
+    async with opened(sqlite_url) as one:
+        first = (await one.declare_lost("t", "")).round
+        os.unlink(sqlite_url.removeprefix("sqlite:///"))
+        await asyncio.sleep(0.005)
+        assert (await one.declare_lost("t", "")).round > first
+
+
+async def test_tables_of_the_version_before_get_what_is_missing(sqlite_url: str) -> None:
+    """What is in them stays; they are told from others from then on."""
+    async with opened(sqlite_url) as one:
+        await one.add("w", 1, [used()])
+    with contextlib.closing(sqlite3.connect(sqlite_url.removeprefix("sqlite:///"))) as file, file:
+        file.execute("ALTER TABLE meta DROP COLUMN identity")
+        file.execute("UPDATE meta SET version = 1")
+    async with opened(sqlite_url) as one, opened(sqlite_url) as two:
+        assert await one.sums([asked()]) == [1]
+        assert one.identity == two.identity != ""
+
+
 # -- PostgreSQL ---------------------------------------------------------------------------------------------------------------------------
 
 
@@ -191,7 +260,7 @@ async def test_the_server_ends_what_takes_too_long(postgresql_url: str) -> None:
 async def test_what_the_server_asks_to_repeat_is_repeated(postgresql_url: str) -> None:
     """A snapshot that another transaction has overtaken is taken anew."""
     async with database(postgresql_url, 20.0) as one, database(postgresql_url, 20.0) as other:
-        await one.call(lambda connection: None)
+        before = await one.call(lambda connection: connection.execute(text("SELECT round FROM meta")).scalar_one())
         loop = asyncio.get_running_loop()
         tries = itertools.count(1)
 
@@ -207,7 +276,7 @@ async def test_what_the_server_asks_to_repeat_is_repeated(postgresql_url: str) -
             return number
 
         assert await one.call(work, snapshot=True) == 2
-        assert await one.call(lambda connection: connection.execute(text("SELECT round FROM meta")).scalar()) == 2
+        assert await one.call(lambda connection: connection.execute(text("SELECT round FROM meta")).scalar()) == before + 2
 
 
 async def test_a_peer_that_is_no_postgresql_is_given_up() -> None:
@@ -273,10 +342,10 @@ async def test_tables_of_a_newer_program_are_refused(records_url: str) -> None:
     async with opened(records_url) as records:
         await records.add("w", 1, [used()])
     async with database(records_url, 20.0) as one:
-        await one.call(lambda connection: connection.execute(text("UPDATE meta SET version = 2")))
+        await one.call(lambda connection: connection.execute(text("UPDATE meta SET version = 3")))
     async with database(records_url, 20.0) as one:
         for _ in range(2):
-            with pytest.raises(RecordsTooNew, match="its tables have version 2, this program knows versions up to 1"):
+            with pytest.raises(RecordsTooNew, match="its tables have version 3, this program knows versions up to 2"):
                 await one.call(lambda connection: None)
 
 
@@ -290,7 +359,7 @@ async def test_an_error_of_the_work_undoes_it(records_url: str) -> None:
 
         with pytest.raises(KeyError, match="mine"):
             await one.call(work)
-        assert await one.call(lambda connection: connection.execute(text("SELECT round FROM meta")).scalar()) == 0
+        assert await one.call(lambda connection: connection.execute(text("SELECT round FROM meta")).scalar()) != 5
 
 
 async def test_closing_without_having_opened(records_url: str) -> None:

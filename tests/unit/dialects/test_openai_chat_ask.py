@@ -1,0 +1,261 @@
+"""A prompt as a chat request: every part, tool and setting, and what the provider's row changes."""
+
+import json
+from typing import Any
+
+import pytest
+from msgspec import Raw
+
+from sluicegate.dialects.content import (
+    Audio,
+    Document,
+    Image,
+    Inexpressible,
+    Message,
+    Part,
+    Prompt,
+    RedactedThinking,
+    Refusal,
+    Shape,
+    Text,
+    Thinking,
+    Tool,
+    ToolChoice,
+    ToolResult,
+    ToolUse,
+)
+from sluicegate.dialects.form import Request, Target
+from sluicegate.dialects.openai_chat_ask import write_prompt
+from sluicegate.dialects.openai_chat_prompt import read_prompt
+from sluicegate.dialects.openai_request import read_request
+
+TARGET = Target("gpt", None, "max_tokens", stream_usage=True)
+CACHE = Raw(b'{"type":"ephemeral"}')
+
+
+def request(**fields: Any) -> Request:
+    """As another dialect has read it: only the form's own figures count here."""
+    figures = {"stream": False, "include_usage": False, "choices": 1, "cap": None, "thinking": 0} | fields
+    return Request(model="m", texts=[], messages=1, images=0, prediction="", unbounded="", fields={}, **figures)
+
+
+def asked(prompt: Prompt, target: Target = TARGET, **fields: Any) -> Any:
+    return json.loads(write_prompt(prompt, request(**fields), target))
+
+
+def messages_of(*messages: Message) -> Any:
+    """The messages of the written request, which reads again as a chat request."""
+    body = asked(Prompt(list(messages)))
+    read_request(json.dumps(body).encode())
+    return body["messages"]
+
+
+def user(*parts: Part) -> Message:
+    return Message("user", list(parts))
+
+
+# -- messages -----------------------------------------------------------------------------------------------------------------------------
+
+
+def test_instructions_are_system_messages_where_they_stood() -> None:
+    """A developer's too: not every compatible server knows that role, and OpenAI takes the one for the other."""
+    assert messages_of(Message("system", [Text("a"), Text("b")]), user(Text("u")), Message("developer", [Text("d")])) == [
+        {"role": "system", "content": "a\nb"},
+        {"role": "user", "content": "u"},
+        {"role": "system", "content": "d"},
+    ]
+
+
+def test_parts() -> None:
+    """Images as data URLs or URLs, documents as files, audio; text alone is one text, and marks of a cache are gone (case 71)."""
+    parts = [
+        Text("t", CACHE),
+        Image("", "image/png", "AA==", "low", CACHE),
+        Image("https://a.test/b.png"),
+        Document("", "application/pdf", "JVBERi0=", "", "a.pdf", CACHE),
+        Document("", "application/pdf", "JVBERi0="),
+        Document(text="plain", name="a.txt"),
+        Audio("UklG", "wav"),
+    ]
+    assert messages_of(Message("user", list(parts), "ann"), user(Text("a", CACHE), Text("b"))) == [
+        {
+            "role": "user",
+            "content": [
+                {"type": "text", "text": "t"},
+                {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA==", "detail": "low"}},
+                {"type": "image_url", "image_url": {"url": "https://a.test/b.png"}},
+                {"type": "file", "file": {"filename": "a.pdf", "file_data": "data:application/pdf;base64,JVBERi0="}},
+                {"type": "file", "file": {"filename": "document.pdf", "file_data": "data:application/pdf;base64,JVBERi0="}},
+                {"type": "text", "text": "plain"},
+                {"type": "input_audio", "input_audio": {"data": "UklG", "format": "wav"}},
+            ],
+            "name": "ann",
+        },
+        {"role": "user", "content": "a\nb"},
+    ]
+
+
+@pytest.mark.parametrize("part", [Document("https://a.test/b.pdf"), ToolUse("c", "f", "{}"), Refusal("no"), Thinking("t")])
+def test_parts_that_cannot_be_asked(part: Part) -> None:
+    """A document by its URL, and what only an answer can hold."""
+    with pytest.raises(Inexpressible) as error:
+        messages_of(user(part))
+    assert error.value.param == "messages"
+
+
+def test_an_assistant_turn() -> None:
+    """Text, calls with their ids, a refusal; what was thought stays behind, empty texts too (case 68)."""
+    calls = [ToolUse("c1", "f", '{"a":1}', CACHE), ToolUse("c2", "g", "")]
+    turn = [Thinking("hm", "sig"), RedactedThinking("zz"), Text("a"), Text(""), Text("b"), *calls]
+    assert messages_of(Message("assistant", turn), Message("assistant", calls[:1]), Message("assistant", [Refusal("no")])) == [
+        {
+            "role": "assistant",
+            "content": "a\nb",
+            "tool_calls": [
+                {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a":1}'}},
+                {"id": "c2", "type": "function", "function": {"name": "g", "arguments": "{}"}},
+            ],
+        },
+        {"role": "assistant", "content": None, "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a":1}'}}]},
+        {"role": "assistant", "content": None, "refusal": "no"},
+    ]
+
+
+def test_a_turn_of_nothing_but_thinking_is_left_out() -> None:
+    """Nothing of it is left."""
+    assert messages_of(user(Text("a")), Message("assistant", [Thinking("hm", "sig")]), user(Text("b"))) == [
+        {"role": "user", "content": "a"},
+        {"role": "user", "content": "b"},
+    ]
+
+
+def test_results_stand_directly_after_the_calls() -> None:
+    """Whatever the user says around them, and in however many messages they come; pictures follow in a message of the user."""
+    run = [
+        user(Text("first"), ToolResult("c1", [Text("one"), Text("more"), Image("", "image/png", "AA==")], failed=True, cache=CACHE)),
+        user(ToolResult("c2", []), Text("last")),
+    ]
+    assert messages_of(Message("assistant", [ToolUse("c1", "f", "{}"), ToolUse("c2", "f", "{}")]), *run)[1:] == [
+        {"role": "tool", "tool_call_id": "c1", "content": "one\nmore"},
+        {"role": "tool", "tool_call_id": "c2", "content": ""},
+        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}]},
+        {"role": "user", "content": "first"},
+        {"role": "user", "content": "last"},
+    ]
+
+
+# -- tools and settings -------------------------------------------------------------------------------------------------------------------
+
+
+def test_tools() -> None:
+    """Schemas as they came; a choice and whether calls may be parallel only beside tools."""
+    tools = [Tool("f", "d", Raw(b'{"type": "object"}'), True, CACHE), Tool("g", "", Raw())]
+    body = asked(Prompt([user(Text("x"))], tools, ToolChoice("any"), parallel_tool_calls=False))
+    assert body["tools"] == [
+        {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}, "strict": True}},
+        {"type": "function", "function": {"name": "g", "parameters": {"type": "object", "properties": {}}}},
+    ]
+    assert (body["tool_choice"], body["parallel_tool_calls"]) == ("required", False)
+    bare = asked(Prompt([user(Text("x"))], [], ToolChoice("any"), parallel_tool_calls=False))
+    assert bare.keys() == {"model", "messages"}
+
+
+@pytest.mark.parametrize(
+    ("choice", "want"),
+    [
+        (ToolChoice("auto"), "auto"),
+        (ToolChoice("any"), "required"),
+        (ToolChoice("none"), "none"),
+        (ToolChoice("tool", "f"), {"type": "function", "function": {"name": "f"}}),
+    ],
+)
+def test_choices_of_tools(choice: ToolChoice, want: Any) -> None:
+    """In OpenAI's words."""
+    assert asked(Prompt([], [Tool("f", "", Raw())], choice))["tool_choice"] == want
+
+
+@pytest.mark.parametrize(
+    ("shape", "want"),
+    [
+        (Shape(), {"type": "json_object"}),
+        (Shape(Raw(b"{}")), {"type": "json_schema", "json_schema": {"name": "answer", "schema": {}}}),
+        (
+            Shape(Raw(b"{}"), "n", "d", True),
+            {"type": "json_schema", "json_schema": {"name": "n", "schema": {}, "description": "d", "strict": True}},
+        ),
+    ],
+)
+def test_shapes(shape: Shape, want: Any) -> None:
+    """A schema has to have a name."""
+    assert asked(Prompt([], shape=shape))["response_format"] == want
+
+
+def test_settings() -> None:
+    """What chat has a field for is sent, what it has none for is named, and nothing is sent that was not said."""
+    fields = {"temperature": 0.0, "top_p": 0.5, "stop": ["x"], "seed": 0, "presence_penalty": 1.0, "frequency_penalty": 0.0, "user": "u"}
+    prompt = Prompt([], **fields, top_k=4, thinking="on", thinking_budget=2000)
+    assert asked(prompt) == {"model": "gpt", "messages": [], **fields}
+    assert prompt.left_out == ["top_k", "thinking"]
+    effort = Prompt([], effort="low", thinking="adaptive")
+    assert asked(effort)["reasoning_effort"] == "low"
+    assert effort.left_out == []
+
+
+@pytest.mark.parametrize(
+    ("target_cap", "cap", "want"), [(None, None, None), (None, 50, 50), (40, 50, 40), (40, None, 40)], ids=["none", "own", "lower", "set"]
+)
+def test_the_cap_stands_in_the_field_of_the_row(target_cap: int | None, cap: int | None, want: int | None) -> None:
+    """The gateway's cap if it sets one, else the client's (case 77)."""
+    body = asked(Prompt([]), Target("gpt", target_cap, "max_completion_tokens", stream_usage=True), cap=cap)
+    assert body.get("max_completion_tokens") == want
+    assert "max_tokens" not in body
+
+
+def test_streams_ask_for_usage() -> None:
+    """Whether the client has asked or not, where the provider can tell it (case 49)."""
+    body = asked(Prompt([]), stream=True)
+    assert (body["stream"], body["stream_options"]) == (True, {"include_usage": True})
+    body = asked(Prompt([]), Target("gpt", None, "max_tokens", stream_usage=False), stream=True)
+    assert body["stream"] is True
+    assert "stream_options" not in body
+    assert "stream" not in asked(Prompt([]))
+
+
+def test_several_choices() -> None:
+    """Chat can say them, for dialects whose clients ask for them."""
+    assert asked(Prompt([]), choices=3)["n"] == 3
+    assert "n" not in asked(Prompt([]))
+
+
+def test_what_the_row_rejects_and_renames() -> None:
+    """Never the model, the cap or the stream."""
+    target = Target("gpt", 5, "max_tokens", True, rejects=("user", "seed", "model", "stream"), renames=(("stop", "stop_sequences"), ("top_p", "p")))
+    body = asked(Prompt([], user="u", seed=1, stop=["x"]), target, stream=True)
+    assert body == {
+        "model": "gpt", "messages": [], "stop_sequences": ["x"], "max_tokens": 5, "stream": True, "stream_options": {"include_usage": True},
+    }  # fmt: skip
+
+
+def test_chat_through_the_form_and_back() -> None:
+    """What a chat client says comes out as a chat request that says the same."""
+    body = {
+        "model": "m",
+        "messages": [
+            {"role": "system", "content": "s"},
+            {"role": "user", "content": [{"type": "text", "text": "t"}, {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}]},
+            {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}]},
+            {"role": "tool", "tool_call_id": "c", "content": "r"},
+        ],
+        "tools": [{"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}, "strict": False}}],
+        "tool_choice": "required",
+        "parallel_tool_calls": True,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}}},
+        "temperature": 0.5,
+        "stop": ["a"],
+        "reasoning_effort": "low",
+        "max_tokens": 9,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    read = read_request(json.dumps(body).encode())
+    assert json.loads(write_prompt(read_prompt(read), read, Target("m", None, "max_tokens", stream_usage=True))) == body
