@@ -99,7 +99,9 @@ class _Usual(_Settings, kw_only=True, gc=False):
     messages: Annotated[list[Message], Meta(min_length=1)]
 
 
-class _Any(_Settings, kw_only=True, gc=False):
+class Body(_Settings, kw_only=True, gc=False):
+    """The body, as far as the gateway acts on it."""
+
     messages: Annotated[list[AnyMessage], Meta(min_length=1)]
 
 
@@ -124,7 +126,7 @@ _FETCHING_NAMES = frozenset(("chattemplate", "container", "files", "memory", "pr
 ABSENT = frozenset((b"null", b"false", b'""', b"[]"))  # an empty object asks for the defaults
 
 _decode_usual = msgspec.json.Decoder(_Usual).decode
-_decode_any = msgspec.json.Decoder(_Any).decode
+_decode_any = msgspec.json.Decoder(Body).decode
 _decode_usual_message = msgspec.json.Decoder(Message).decode
 _decode_list = msgspec.json.Decoder(list[Raw]).decode
 _decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
@@ -215,11 +217,11 @@ def strictly(read: Callable[[bytes], T], body: bytes) -> T:
         raise BadRequest("The body is nested too deeply.") from None
 
 
-def _read(body: bytes) -> tuple[_Usual | _Any, dict[str, Raw], Content]:
+def _read(body: bytes) -> tuple[_Usual | Body, dict[str, Raw], Content]:
     """The typed body, its fields as they came, and what the provider will read of it."""
     fields = _decode_fields(body)
     content = Content()
-    typed: _Usual | _Any
+    typed: _Usual | Body
     try:
         typed = usual = _decode_usual(body)
     except msgspec.ValidationError:
