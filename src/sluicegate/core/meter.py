@@ -201,7 +201,7 @@ class EventMeter(Meter):
 
 
 # Fields of a request under which a server may send several tokens in one event: it waits whether they become a stop sequence, or a call.
-_GATHERING = ("stop", "tools", "functions")
+_GATHERING = ("stop", "stop_sequences", "tools", "functions")
 _NULL = Raw(b"null")
 
 
