@@ -12,7 +12,7 @@ import itertools
 import secrets
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 
 import structlog
@@ -33,7 +33,7 @@ from sluicegate.ledger.contract import Ledger, LedgerUnavailable
 from sluicegate.ledger.memory import MemoryLedger
 from sluicegate.ledger.redis import RedisLedger
 from sluicegate.ledger.sqlite import SqliteLedger
-from sluicegate.observe.log import access_log, configure
+from sluicegate.observe.log import StateLog, access_log, configure
 from sluicegate.observe.metrics import Metrics, Siblings
 from sluicegate.observe.notices import Notices
 from sluicegate.outbox import Outbox
@@ -93,7 +93,7 @@ class Worker:
         ids, boot, trees = itertools.count(1), secrets.token_hex(6), counters_by_tree(policy)
         self.records = Records(config.records)
         self.notices = Notices(self.metrics, itertools.chain.from_iterable(trees.values()), self.ledger.peek)
-        self._journal = Journal.open(config.journal, boot, loop, _journal_state)
+        self._journal = Journal.open(config.journal, boot, loop, _journal_log())
         self._outbox = Outbox(self.ledger, self._journal, self.records, config.journal, trees, self.notices.on_marks, self._late)
         self.gateway = Gateway(
             policy,
@@ -218,8 +218,9 @@ class Worker:
             self._outbox.spend(tree, swept.hold_id, corrected)
 
 
-def _journal_state(state: JournalState) -> None:
-    log.warning("journal state", to=state.status, reason=state.reason, waiting=state.waiting, dropped=state.dropped)
+def _journal_log() -> Callable[[JournalState], None]:
+    say = StateLog("journal", "ok", good=frozenset({"ok"}))
+    return lambda state: say(state.status, reason=state.reason, waiting=state.waiting, dropped=state.dropped)
 
 
 @contextlib.asynccontextmanager
