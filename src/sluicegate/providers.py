@@ -95,6 +95,9 @@ _OPENAI_IMAGES: ByModel[int] = (
     ("o3", 75 + 8 * 150),
     ("o4-mini", 2_642),  # 1,536 x 1.72
 )
+# What other vendors' models thought, as clients send it back, is unknown to these APIs, and an unknown field of a message is an error there:
+# https://platform.openai.com/docs/api-reference/chat/create#chat_create-messages has the known ones.
+_THOUGHTS = ("messages[].reasoning_content", "messages[].reasoning_details", "messages[].thinking_blocks")
 
 # -- other makers' ------------------------------------------------------------------------------------------------------------------------
 
@@ -129,6 +132,7 @@ ROWS = {
         # https://platform.openai.com/docs/api-reference/authentication; the last one switches betas on.
         forwards=("openai-organization", "openai-project", "openai-beta"),
         cap_fields=_OPENAI_CAP_FIELDS,
+        rejects=_THOUGHTS,
         image_tokens=_OPENAI_IMAGES,
         tokenizers=_OPENAI_TOKENIZERS,
     ),
@@ -141,6 +145,7 @@ ROWS = {
         auth_header="api-key",
         auth_scheme="",
         cap_fields=_OPENAI_CAP_FIELDS,
+        rejects=_THOUGHTS,
         image_tokens=(*_OPENAI_IMAGES, ("", 2833 + 8 * 5667)),
         tokenizers=_OPENAI_TOKENIZERS,
     ),
@@ -152,6 +157,7 @@ ROWS = {
         auth_scheme="",
         path="/openai/deployments/{model}{path}?api-version={api_version}",
         cap_fields=_OPENAI_CAP_FIELDS,
+        rejects=_THOUGHTS,
         image_tokens=(*_OPENAI_IMAGES, ("", 2833 + 8 * 5667)),
         tokenizers=_OPENAI_TOKENIZERS,
     ),
@@ -173,7 +179,7 @@ ROWS = {
         also=(_RESPONSES,),
         base_url="https://api.groq.com/openai/v1",
         cap_field="max_completion_tokens",
-        rejects=("logit_bias", "metadata", "store"),
+        rejects=("logit_bias", "metadata", "store", *_THOUGHTS),
         tokenizers=_GPT_OSS_TOKENIZERS,
     ),
     # https://docs.mistral.ai/api/: `random_seed`, and no `stream_options` (a stream's last chunk has the usage anyway); fields that this API does not
@@ -183,7 +189,7 @@ ROWS = {
         also=(_EMBEDDINGS,),
         base_url="https://api.mistral.ai/v1",
         stream_usage=False,
-        rejects=("stream_options", "logit_bias", "user", "store", "service_tier", "safety_identifier", "verbosity"),
+        rejects=("stream_options", "logit_bias", "user", "store", "service_tier", "safety_identifier", "verbosity", *_THOUGHTS),
         renames=(("seed", "random_seed"),),
         image_tokens=(("", 64 * 65),),
     ),
@@ -217,7 +223,7 @@ ROWS = {
         _CHAT,
         also=(_EMBEDDINGS,),
         base_url="https://generativelanguage.googleapis.com/v1beta/openai",
-        rejects=("frequency_penalty", "logit_bias", "seed", "store"),
+        rejects=("frequency_penalty", "logit_bias", "seed", "store", *_THOUGHTS),
         image_tokens=(("", _GEMINI_IMAGE),),
     ),
     "openai_compatible": Row(_CHAT, also=(_COMPLETIONS, _EMBEDDINGS)),
