@@ -14,7 +14,7 @@ from sluicegate.core.limits import Unit
 from sluicegate.core.plan import Template
 from sluicegate.core.refusals import iso
 from sluicegate.core.tenants import Key
-from sluicegate.dialects import anthropic_messages, openai_chat, openai_completions, openai_embeddings
+from sluicegate.dialects import anthropic_messages, openai_chat, openai_completions, openai_embeddings, openai_responses
 from sluicegate.gateway import Gateway
 from sluicegate.http.exchange import ClientGone, Exchange, Handler
 from sluicegate.ledger.contract import Ledger, LedgerUnavailable
@@ -25,6 +25,7 @@ from sluicegate.trip import Dialect
 _DIALECTS: dict[str, Dialect] = {
     "/v1/chat/completions": openai_chat,
     "/v1/completions": openai_completions,
+    "/v1/responses": openai_responses,
     "/v1/embeddings": openai_embeddings,
     "/v1/messages": anthropic_messages,
 }
