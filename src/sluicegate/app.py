@@ -115,7 +115,7 @@ class Worker:
         self._upkeep = self._keep_up()
         self.metrics.journal = lambda: (self._outbox.backlog, self._journal.dropped)
         self._siblings = Siblings(Path(config.journal), self.metrics)
-        self.surface = Surface(self.gateway, self.ledger, self.not_ready, self._siblings.scrape, self._may_scrape)
+        self.surface = Surface(self.gateway, self.ledger, self.readiness, self._siblings.scrape, self._may_scrape)
         self._tasks: list[asyncio.Task[None]] = []
         self.server: Server | None = None
 
@@ -168,16 +168,19 @@ class Worker:
         await self.records.close()
         self._journal.close()
 
-    def not_ready(self) -> str:
-        """Why this worker should get no new requests; "" if it should."""
+    def readiness(self) -> tuple[str, int]:
+        """Why this worker should get no new requests, "" if it should; and how many trees are not open.
+
+        One that is open makes it ready: in a cluster, each server keeps other trees, and a replica that is taken out would serve none of them.
+        """
+        closed = self.recovery.closed
         if self.server is not None and not self.server.ready:
-            return "draining"
-        away_s = time.monotonic() - self._upkeep.seen_at
-        if away_s >= LEDGER_AWAY_S and self._loaded.policy.on_ledger_failure == "refuse":
-            return "the ledger does not answer"
-        if self.recovery.closed_s() > LEDGER_AWAY_S and self._loaded.policy.on_ledger_failure == "refuse":
-            return "the ledger is recovering"
-        return ""
+            return "draining", closed
+        if self._loaded.policy.on_ledger_failure == "allow":
+            return "", closed
+        if time.monotonic() - self._upkeep.seen_at >= LEDGER_AWAY_S:
+            return "the ledger does not answer", closed
+        return "the ledger is recovering" if self.recovery.closed_s() > LEDGER_AWAY_S else "", closed
 
     def _gauge(self) -> None:
         metrics = self.metrics

@@ -106,6 +106,11 @@ class Recovery:
         if self._refused:
             raise OtherRecords("the ledger is in use with other records: replicas that share a ledger must share their records")
 
+    @property
+    def closed(self) -> int:
+        """How many trees are not open."""
+        return len(self._closed())
+
     def closed_s(self) -> float:
         """For how long no tree at all has been open; endless if none ever was."""
         since = (self._clock() if self._is_open(tree) else self._closed_at.get(tree, -math.inf) for tree in self._counters)

@@ -40,13 +40,13 @@ class Surface:
         self,
         gateway: Gateway,
         ledger: Ledger,
-        ready: Callable[[], str],
+        readiness: Callable[[], tuple[str, int]],
         metrics: Callable[[], Awaitable[bytes]],
         may_scrape: Callable[[Exchange], bool],
     ) -> None:
         self._gateway = gateway
         self._ledger = ledger
-        self._ready = ready  # "" or why not
+        self._readiness_now = readiness  # "" or why it is not ready; how many trees of tenants or deployments are closed
         self._metrics = metrics
         self._may_scrape = may_scrape
         self._routes: dict[str, tuple[str, Handler | None]] = {
@@ -136,8 +136,8 @@ class Surface:
         answer(exchange, 200, {"status": "alive"})
 
     async def _readiness(self, exchange: Exchange) -> None:
-        why_not = self._ready()
-        answer(exchange, 503 if why_not else 200, {"status": why_not or "ready"})
+        why_not, closed = self._readiness_now()
+        answer(exchange, 503 if why_not else 200, {"status": why_not or "ready", "closed_trees": closed})
 
     async def _scrape(self, exchange: Exchange) -> None:
         if not self._may_scrape(exchange):
