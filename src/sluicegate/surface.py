@@ -4,11 +4,12 @@ Paths that are not served answer a JSON 404 that names what is: nothing passes t
 """
 
 from collections.abc import Awaitable, Callable
+from functools import cached_property
 from typing import Any
 
 import msgspec
 
-from sluicegate import reject
+from sluicegate import openapi, reject
 from sluicegate.core.counters import name
 from sluicegate.core.limits import Unit
 from sluicegate.core.plan import Template
@@ -57,6 +58,8 @@ class Surface:
             "/healthz": ("GET", self._health),
             "/readyz": ("GET", self._readiness),
             "/metrics": ("GET", self._scrape),
+            "/openapi.json": ("GET", self._openapi),
+            "/docs": ("GET", self._docs),
         }
 
     def handle(self, exchange: Exchange) -> Awaitable[None]:
@@ -145,6 +148,24 @@ class Surface:
         body = await self._metrics()
         exchange.start(200, [(b"content-type", b"text/plain; version=0.0.4; charset=utf-8")], len(body))
         exchange.finish(body)
+
+    async def _openapi(self, exchange: Exchange) -> None:
+        data, _ = self._documents
+        exchange.start(200, [_JSON], len(data))
+        exchange.finish(data)
+
+    async def _docs(self, exchange: Exchange) -> None:
+        _, page = self._documents
+        # Nothing is fetched and nothing runs, whatever the document says.
+        policy = (b"content-security-policy", b"default-src 'none'; style-src 'unsafe-inline'")
+        exchange.start(200, [(b"content-type", b"text/html; charset=utf-8"), policy], len(page))
+        exchange.finish(page)
+
+    @cached_property
+    def _documents(self) -> tuple[bytes, bytes]:
+        """As JSON and as a page. Made when somebody asks for one: that takes 20 ms."""
+        document = openapi.document(self._routes, _DIALECTS)
+        return msgspec.json.encode(document), openapi.page(document)
 
 
 def answer(exchange: Exchange, status: int, body: Any, headers: reject.Headers = ()) -> None:
