@@ -182,15 +182,15 @@ ROWS = {
         rejects=("logit_bias", "metadata", "store", *_THOUGHTS),
         tokenizers=_GPT_OSS_TOKENIZERS,
     ),
-    # https://docs.mistral.ai/api/: `random_seed`, and no `stream_options` (a stream's last chunk has the usage anyway); fields that this API does not
-    # have are a 422. An image is scaled to 1,024 pixels at most: 64 rows of 64 patches and the end of the row.
+    # https://docs.mistral.ai/api/: `random_seed`, `output_dimension`, and no `stream_options` (a stream's last chunk has the usage anyway); fields that
+    # this API does not have are a 422. An image is scaled to 1,024 pixels at most: 64 rows of 64 patches and the end of the row.
     "mistral": Row(
         _CHAT,
         also=(_EMBEDDINGS,),
         base_url="https://api.mistral.ai/v1",
         stream_usage=False,
         rejects=("stream_options", "logit_bias", "user", "store", "service_tier", "safety_identifier", "verbosity", *_THOUGHTS),
-        renames=(("seed", "random_seed"),),
+        renames=(("seed", "random_seed"), ("dimensions", "output_dimension")),
         image_tokens=(("", 64 * 65),),
     ),
     # https://docs.together.ai/docs/inference/openai-compatibility; images: https://docs.together.ai/docs/vision-overview#pricing
