@@ -229,9 +229,9 @@ def test_a_rate_limit_says_when_to_come_back(gateway: Gateway) -> None:
 @pytest.mark.parametrize("model", MODELS)
 def test_case_74_a_failed_stream_is_an_error(gateway: Gateway, model: str) -> None:
     """A stream that breaks off upstream ends with an error event, never as a success."""
-    with client(gateway, max_retries=0) as sdk, pytest.raises((anthropic.APIStatusError, anthropic.APIConnectionError)) as error:
-        with sdk.messages.stream(model=model, messages=[mocked(completion=30, cut_after=5, cut="rst")], max_tokens=64) as stream:
-            stream.get_final_message()
+    broken: Any = {"model": model, "messages": [mocked(completion=30, cut_after=5, cut="rst")], "max_tokens": 64}
+    with client(gateway, max_retries=0) as sdk, pytest.raises(anthropic.APIStatusError) as error, sdk.messages.stream(**broken) as stream:
+        stream.get_final_message()
     assert "api_error" in str(error.value)
 
 
