@@ -150,8 +150,8 @@ class Gateway:
                 break
             try:
                 outcome = await self._call(trip, attempt, request)
-            except Inexpressible as error:  # nothing was sent
-                rejected = reject.bad_request(error)
+            except Inexpressible as error:  # nothing was sent; what went wrong at one that could be asked says more
+                rejected = rejected or reject.bad_request(error)
                 continue
             if outcome is None:
                 trip.answered = attempt
