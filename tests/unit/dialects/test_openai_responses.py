@@ -325,7 +325,7 @@ FIELDS = ("delta", "text", "arguments", "output_index", "content_index", "item",
 EVENT = st.builds(lambda name, rest: {"type": name} | rest, st.sampled_from(NAMES), st.dictionaries(st.sampled_from(FIELDS), VALUE, max_size=4))
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(st.lists(EVENT, max_size=8), st.integers(0, 8))
 def test_readers_never_raise(told: list[Any], upto: int) -> None:
     """Whatever an upstream sends, at whatever point the stream is cut: it can be read, and told to its end."""
@@ -343,7 +343,7 @@ def shown(event: Event) -> tuple[Any, ...]:
     return event.kind, event.raw, event.deltas, event.finishes, event.usage, event.failure, event.after
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(VALUE, st.lists(VALUE, max_size=3), VALUE, VALUE)
 def test_whole_answers_never_raise(status: Any, output: list[Any], usage: Any, error: Any) -> None:
     """Whatever is in them: they can be read, and told as a stream."""
