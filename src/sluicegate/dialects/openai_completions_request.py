@@ -90,7 +90,7 @@ def read_request(body: bytes) -> Request:
         cap_by="max_tokens" if cap is None or cap < LARGE else next(name for name in CAPS if getattr(typed, name) == cap),
         unbounded_by=content.unbounded_by,
         tokens=prompts.tokens,
-        echoed=[text for text in prompts.texts for _ in range(each)] if typed.echo else [],
+        echoed=[text for text in prompts.texts for _ in range(each)] if typed.echo else (),
         shown=not typed.echo and not typed.use_beam_search,
     )
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-Tokens = Annotated[int, Meta(ge=0)]
+Natural = Annotated[int, Meta(ge=0)]
 
 
 class Truncated(Struct):
@@ -22,9 +22,9 @@ class Truncated(Struct):
 class Usage(Struct):
     """Tokens as the provider counted them."""
 
-    prompt_tokens: Tokens
-    completion_tokens: Tokens
-    total_tokens: Tokens
+    prompt_tokens: Natural
+    completion_tokens: Natural
+    total_tokens: Natural
     prompt_tokens_details: dict[str, Any] | None = None
     completion_tokens_details: dict[str, Any] | None = None
 
@@ -37,7 +37,7 @@ class ChatMessage(Struct):
 
 
 class ChatChoice(Struct):
-    index: Tokens
+    index: Natural
     message: ChatMessage
     finish_reason: str | None
 
@@ -59,7 +59,7 @@ class ChatDelta(Struct):
 
 
 class ChatChunkChoice(Struct):
-    index: Tokens
+    index: Natural
     delta: ChatDelta
     finish_reason: str | None = None
 
@@ -77,7 +77,7 @@ class ChatChunk(Struct):
 
 
 class TextChoice(Struct):
-    index: Tokens
+    index: Natural
     text: str
     finish_reason: str | None = None
     logprobs: dict[str, Any] | None = None
@@ -96,13 +96,13 @@ class TextCompletion(Struct):
 
 
 class InputUsage(Struct):
-    prompt_tokens: Tokens
-    total_tokens: Tokens
+    prompt_tokens: Natural
+    total_tokens: Natural
 
 
 class Vector(Struct):
     object: Literal["embedding"]
-    index: Tokens
+    index: Natural
     embedding: list[float] | str  # base64 of little-endian floats of four bytes
 
 
@@ -114,9 +114,9 @@ class Embeddings(Struct):
 
 
 class ResponseUsage(Struct):
-    input_tokens: Tokens
-    output_tokens: Tokens
-    total_tokens: Tokens
+    input_tokens: Natural
+    output_tokens: Natural
+    total_tokens: Natural
     input_tokens_details: dict[str, Any] | None = None
     output_tokens_details: dict[str, Any] | None = None
 
@@ -157,10 +157,10 @@ class Block(Struct):
 class MessageUsage(Struct):
     """Tokens read from or written to a cache are beside the input's."""
 
-    input_tokens: Tokens
-    output_tokens: Tokens
-    cache_read_input_tokens: Tokens | None = None
-    cache_creation_input_tokens: Tokens | None = None
+    input_tokens: Natural
+    output_tokens: Natural
+    cache_read_input_tokens: Natural | None = None
+    cache_creation_input_tokens: Natural | None = None
 
 
 class Message(Struct):
@@ -183,7 +183,7 @@ class MessageEvent(Struct):
 class TokenCount(Struct):
     """The gateway's own count of a request."""
 
-    input_tokens: Tokens
+    input_tokens: Natural
 
 
 # -- the gateway's own --------------------------------------------------------------------------------------------------------------------
@@ -223,13 +223,15 @@ class UsageReport(Struct):
     limits: list[Limit]
 
 
-class Status(Struct):
+class Health(Struct):
     status: str
 
 
 class Readiness(Struct):
+    """closed_trees: how many trees of tenants or deployments take no requests, since what was used of them is being recovered."""
+
     status: str
-    closed_trees: int
+    closed_trees: Natural
 
 
 # -- errors -------------------------------------------------------------------------------------------------------------------------------
