@@ -39,6 +39,7 @@ from sluicegate.trip import Attempt, Dialect, Trip
 
 ERROR_BODY_MAX = 1 << 20
 ANSWER_MAX = 64 << 20
+STREAMS = (b"text/event-stream", b"application/x-ndjson")  # content types
 UPSTREAM_REST_S = 1.0  # for the end of an answer that is complete, so that its connection can be reused
 
 log = structlog.get_logger("gateway")
@@ -203,7 +204,7 @@ class Gateway:
         started = self._clock()
         try:
             await call.start()
-            if request.stream and call.status == 200 and call.headers.get(b"content-type", b"").lower().startswith(b"text/event-stream"):
+            if request.stream and call.status == 200 and call.headers.get(b"content-type", b"").lower().startswith(STREAMS):
                 outcome = await self._first_output(trip, attempt, request)
             else:
                 outcome = await self._whole_answer(trip, attempt, request)

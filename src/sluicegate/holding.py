@@ -15,6 +15,7 @@ from sluicegate.core import refusals
 from sluicegate.core.claims import Admission, Reply, Settlement, Swept
 from sluicegate.core.estimate import Figures, Learned
 from sluicegate.core.limits import Unit
+from sluicegate.core.meter import offers_tools
 from sluicegate.core.plan import Plan, Plans, fit
 from sluicegate.core.record import Record, Spent
 from sluicegate.core.refusals import Refusal
@@ -99,6 +100,8 @@ class Holding:
             raise reject.price_unknown(plan.model.name)
         attempt = Attempt(f"{trip.request_id}.{number}", deployment, self._figures(trip, deployment, plan, request), template)
         attempt.visible = deployment.visible and request.shown and not self._learned.exceeded(deployment)
+        if deployment.provider.whole_calls and offers_tools(request):
+            attempt.visible = False
         attempt.extends = request.stream and deployment.extend and attempt.visible
         if policy.budget.queue_max_wait_ms > 1000 * trip.waited_s:
             _ask_all(attempt)

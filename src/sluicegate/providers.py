@@ -41,6 +41,7 @@ class Row(msgspec.Struct, frozen=True):
     extend: bool = False
     stops_on_close: bool = False
     token_per_event: bool = False
+    whole_calls: bool = False  # a call of a tool is seen only when all of it has been generated: with tools, output is capped
     cap_overrun: int = 0  # tokens per choice that may come beyond the cap that was sent
     own_prompt: int = 0  # tokens, at most, of a text of its own on the use of tools or the shape of the answer
     image_tokens: ByModel[int] = ()  # the most that one image counts; of others core/estimate.py assumes 4,096
@@ -53,7 +54,7 @@ def _below(prefix: str, pairs: ByModel[T]) -> ByModel[T]:
 
 
 _CHAT, _COMPLETIONS, _RESPONSES, _EMBEDDINGS = "openai_chat", "openai_completions", "openai_responses", "openai_embeddings"
-_MESSAGES = "anthropic_messages"
+_MESSAGES, _OLLAMA = "anthropic_messages", "ollama"
 
 # -- OpenAI's models ----------------------------------------------------------------------------------------------------------------------
 
@@ -172,18 +173,31 @@ ROWS = {
         own_prompt=_CLAUDE_OWN_PROMPT,
         image_tokens=_CLAUDE_IMAGES,
     ),
-    # https://console.groq.com/docs/openai: logit_bias is a 400; https://console.groq.com/docs/api-reference#chat-create: max_tokens is deprecated,
-    # and neither metadata nor store is supported. Usage comes in `x_groq` if it is not asked for.
+    # https://github.com/ollama/ollama/blob/main/docs/api.md. Its own chat API is used, not OpenAI's (openai.md beside it): where a model thinks and the
+    # answer is to have a shape it generates twice, which only the former can prevent (dialects/ollama_content.py). It stops with the request.
+    "ollama": Row(
+        _OLLAMA,
+        also=(_EMBEDDINGS,),
+        base_url="http://127.0.0.1:11434",
+        paths=((_EMBEDDINGS, "/v1{path}"),),
+        cap_field="num_predict",
+        extend=True,
+        stops_on_close=True,
+        whole_calls=True,
+        image_tokens=(("", _OPEN_MODELS_IMAGE),),
+    ),
+    # https://console.groq.com/docs/openai: logit_bias and names of messages are a 400. https://console.groq.com/docs/api-reference#chat-create:
+    # max_tokens is deprecated, neither metadata nor store is supported. Usage comes in `x_groq` if it is not asked for.
     "groq": Row(
         _CHAT,
         also=(_RESPONSES,),
         base_url="https://api.groq.com/openai/v1",
         cap_field="max_completion_tokens",
-        rejects=("logit_bias", "metadata", "store", *_THOUGHTS),
+        rejects=("logit_bias", "metadata", "store", "messages[].name", *_THOUGHTS),
         tokenizers=_GPT_OSS_TOKENIZERS,
     ),
-    # https://docs.mistral.ai/api/: `random_seed`, `output_dimension`, and no `stream_options` (a stream's last chunk has the usage anyway); fields that
-    # this API does not have are a 422. An image is scaled to 1,024 pixels at most: 64 rows of 64 patches and the end of the row.
+    # https://docs.mistral.ai/api/: `random_seed`, `output_dimension`, no `stream_options` (a stream's last chunk has the usage anyway); a field that
+    # it does not have is a 422. An image is scaled to 1,024 pixels at most: 64 rows of 64 patches and the end of the row.
     "mistral": Row(
         _CHAT,
         also=(_EMBEDDINGS,),

@@ -9,6 +9,8 @@ from typing import Any
 from sluicegate.dialects import (
     anthropic_content,
     anthropic_messages,
+    ollama,
+    ollama_content,
     openai_chat,
     openai_chat_content,
     openai_completions,
@@ -27,6 +29,7 @@ _MODULES = (
     openai_responses,
     openai_embeddings,
     anthropic_messages,
+    ollama,
 )
 DIALECTS: dict[str, ModuleType] = {module.NAME: module for module in _MODULES}
 CLIENTS: dict[str, Any] = {
@@ -38,6 +41,7 @@ CLIENTS: dict[str, Any] = {
 PROVIDERS: dict[str, Any] = {
     openai_chat.NAME: openai_chat_content,
     anthropic_messages.NAME: anthropic_content,
+    ollama.NAME: ollama_content,
 }
 
 
