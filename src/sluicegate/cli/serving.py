@@ -1,7 +1,8 @@
 """`serve` and `mock`: the processes that listen.
 
-The parent binds the socket, so that a port in use is an error before anything starts; every worker inherits it, and listens when it can serve. One
-worker runs in the parent itself; several under supervisor.py, each as `sluicegate worker`, which reads the same configuration in the same environment.
+The parent binds the socket, so that a port in use is an error before anything starts; every worker inherits it, and listens when it can serve.
+One worker runs in the parent itself; several under supervisor.py, each as `sluicegate worker`, which reads the same configuration in the same
+environment.
 """
 
 import contextlib
