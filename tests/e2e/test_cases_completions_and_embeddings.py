@@ -183,6 +183,11 @@ async def test_a_completion_at_any_provider(tmp_path: Path, dialect: str, stream
         last = reply.events[-1] if stream else reply.json
         assert (last["object"], last["usage"]["completion_tokens"], bench.record.output_tokens) == ("text_completion", 10, 10)
         assert (await complete(bench, ["a", "b"], model="one", max_tokens=10, stream=stream)).error["param"] == "prompt"
+        two = await complete(bench, model="one", max_tokens=10, stream=stream, n=2)
+        if dialect == "openai_chat":
+            assert len(texts(two)) == 2 and bench.record.output_tokens == 20
+        else:
+            assert two.error["param"] == "n"
 
 
 CHATS_ONLY = "  chats: {provider: mock, base_url: BASE_URL, speaks: [openai_chat], tokenizer: o200k_base}"
