@@ -85,7 +85,7 @@ class Auditor:
             self.levels[ref.key].capacity = max(self.levels[ref.key].capacity, ref.ceiling)
         if reply.status != "granted":
             return
-        assert a.need <= reply.g <= a.want
+        assert min(a.need, a.aim) <= reply.g <= a.want
         if a.replacing and self.entries[a.replacing].state != "ended":
             self._end(a.replacing, dict.fromkeys(self.entries[a.replacing].refs, 0), reply.now_ms, "replaced")
         entry = self.entries[a.hold_id] = Entry(a, reply.g, reply.now_ms)

@@ -1,9 +1,13 @@
 """Golden streams: what a dialect reads of a stream as a server really sends it, and what a client gets, in a form that does not depend on how it was
 cut into reads. `tests/golden/<dialect>/<name>.sse` is the stream, `<name>.json` what was agreed to be right.
+
+Golden requests and answers are one file each, in `requests` and `answers` below that: what came, as its vendor documents it (`source`), and what was
+agreed to be right.
 """
 
 import difflib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -11,7 +15,7 @@ from typing import Any
 import msgspec
 
 from sluicegate.core.usage import Usage, merge
-from sluicegate.dialects.form import Event
+from sluicegate.dialects.form import Answer, Event, Request, Target
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -54,4 +58,52 @@ def summary(events: list[Event], reader: Any, dialect: ModuleType) -> dict[str, 
         "failures": failures,
         "client": b"".join(dialect.write_event(event, True) for event in events).decode("utf-8", "surrogatepass"),
         "client_asked": b"".join(dialect.write_event(event, False) for event in events).decode("utf-8", "surrogatepass"),
+    }
+
+
+def cases(dialect: str, kind: str) -> list[Path]:
+    """The golden `requests` or `answers` of a dialect: each a file that says what came and what was agreed to be right."""
+    return sorted((GOLDEN / dialect / kind).glob("*.json"))
+
+
+def check_case(path: Path, dialect: ModuleType, made: Callable[[dict[str, Any], ModuleType], dict[str, Any]]) -> None:
+    """Reads what came and compares with the rest of the file."""
+    want = path.read_text()
+    case = json.loads(want)
+    got = json.dumps(case | made(case, dialect), indent=1, ensure_ascii=True) + "\n"
+    assert got == want, "\n".join(difflib.unified_diff(want.splitlines(), got.splitlines(), lineterm=""))
+
+
+def request(case: dict[str, Any], dialect: ModuleType) -> dict[str, Any]:
+    """What is read of a client's request, and what one deployment gets of it: every field that is not the gateway's as the bytes it came in."""
+    read: Request = dialect.read_request(json.dumps(case["client"]).encode())
+    target = msgspec.convert({"cap": None, **case["target"]}, Target)
+    upstream = dialect.write_request(read, target)
+    fields = msgspec.json.decode(upstream, type=dict[str, msgspec.Raw])
+    figures = msgspec.to_builtins({name: getattr(read, name) for name in read.__struct_fields__ if name not in ("fields", "model")})
+    figures["texts"].sort()  # fields that are not known come in any order
+    return {
+        "read": figures,
+        "upstream": json.loads(upstream),
+        "as_they_came": sorted(name for name, raw in read.fields.items() if fields.get(name) == raw),
+    }
+
+
+def answer(case: dict[str, Any], dialect: ModuleType) -> dict[str, Any]:
+    """What is read of a whole answer, and the stream that it is told as."""
+    body = json.dumps(case["body"]).encode()
+    read: Answer = dialect.read_answer(body)
+    reader = dialect.StreamReader()
+    stream = dialect.streamed(body)
+    events = reader.feed(stream) + reader.end()
+    texts: dict[int, str] = {}
+    for delta in read.deltas:
+        texts[delta.choice] = texts.get(delta.choice, "") + delta.text
+    told = summary(events, reader, dialect)
+    assert told["texts"] == {str(choice): text for choice, text in texts.items()}
+    assert told["finishes"] == read.finishes
+    assert told["usage"] == msgspec.to_builtins(read.usage)
+    return {
+        "read": msgspec.to_builtins({name: getattr(read, name) for name in ("deltas", "finishes", "usage", "failure", "readable")}),
+        "streamed": [json.loads(line[6:]) for line in stream.decode().splitlines() if line.startswith("data: {")],
     }

@@ -397,7 +397,8 @@ async def running(
     mock = Mock(from_mapping({"tokenizer": TOKENIZER, "completion": 20, **(options or {})}))
     await mock.start()
     base_url = f"http://127.0.0.1:{upstream}/v1" if upstream else mock.base_url
-    settings = {name: value.replace("BASE_URL", mock.base_url) if isinstance(value, str) else value for name, value in settings.items()}
+    for url, real in (("BASE_URL", mock.base_url), ("ROOT_URL", mock.base_url.removesuffix("/v1"))):
+        settings = {name: value.replace(url, real) if isinstance(value, str) else value for name, value in settings.items()}
     loaded = load_text(config_text(directory, base_url, **settings), os.environ)
     try:
         with patch.object(app, "time_ms", clock or app.time_ms):

@@ -12,7 +12,7 @@ import itertools
 import secrets
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 
 import structlog
@@ -33,7 +33,7 @@ from sluicegate.ledger.contract import Ledger, LedgerUnavailable
 from sluicegate.ledger.memory import MemoryLedger
 from sluicegate.ledger.redis import RedisLedger
 from sluicegate.ledger.sqlite import SqliteLedger
-from sluicegate.observe.log import access_log, configure
+from sluicegate.observe.log import StateLog, access_log, configure
 from sluicegate.observe.metrics import Metrics, Siblings
 from sluicegate.observe.notices import Notices
 from sluicegate.outbox import Outbox
@@ -93,7 +93,7 @@ class Worker:
         ids, boot, trees = itertools.count(1), secrets.token_hex(6), counters_by_tree(policy)
         self.records = Records(config.records)
         self.notices = Notices(self.metrics, itertools.chain.from_iterable(trees.values()), self.ledger.peek)
-        self._journal = Journal.open(config.journal, boot, loop, _journal_state)
+        self._journal = Journal.open(config.journal, boot, loop, _journal_log())
         self._outbox = Outbox(self.ledger, self._journal, self.records, config.journal, trees, self.notices.on_marks, self._late)
         self.gateway = Gateway(
             policy,
@@ -115,7 +115,7 @@ class Worker:
         self._upkeep = self._keep_up()
         self.metrics.journal = lambda: (self._outbox.backlog, self._journal.dropped)
         self._siblings = Siblings(Path(config.journal), self.metrics)
-        self.surface = Surface(self.gateway, self.ledger, self.not_ready, self._siblings.scrape, self._may_scrape)
+        self.surface = Surface(self.gateway, self.ledger, self.readiness, self._siblings.scrape, self._may_scrape)
         self._tasks: list[asyncio.Task[None]] = []
         self.server: Server | None = None
 
@@ -168,16 +168,19 @@ class Worker:
         await self.records.close()
         self._journal.close()
 
-    def not_ready(self) -> str:
-        """Why this worker should get no new requests; "" if it should."""
+    def readiness(self) -> tuple[str, int]:
+        """Why this worker should get no new requests, "" if it should; and how many trees are not open.
+
+        One that is open makes it ready: in a cluster, each server keeps other trees, and a replica that is taken out would serve none of them.
+        """
+        closed = self.recovery.closed
         if self.server is not None and not self.server.ready:
-            return "draining"
-        away_s = time.monotonic() - self._upkeep.seen_at
-        if away_s >= LEDGER_AWAY_S and self._loaded.policy.on_ledger_failure == "refuse":
-            return "the ledger does not answer"
-        if self.recovery.closed_s() > LEDGER_AWAY_S and self._loaded.policy.on_ledger_failure == "refuse":
-            return "the ledger is recovering"
-        return ""
+            return "draining", closed
+        if self._loaded.policy.on_ledger_failure == "allow":
+            return "", closed
+        if time.monotonic() - self._upkeep.seen_at >= LEDGER_AWAY_S:
+            return "the ledger does not answer", closed
+        return "the ledger is recovering" if self.recovery.closed_s() > LEDGER_AWAY_S else "", closed
 
     def _gauge(self) -> None:
         metrics = self.metrics
@@ -218,8 +221,9 @@ class Worker:
             self._outbox.spend(tree, swept.hold_id, corrected)
 
 
-def _journal_state(state: JournalState) -> None:
-    log.warning("journal state", to=state.status, reason=state.reason, waiting=state.waiting, dropped=state.dropped)
+def _journal_log() -> Callable[[JournalState], None]:
+    say = StateLog("journal", "ok", good=frozenset({"ok"}))
+    return lambda state: say(state.status, reason=state.reason, waiting=state.waiting, dropped=state.dropped)
 
 
 @contextlib.asynccontextmanager

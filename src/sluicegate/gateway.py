@@ -43,6 +43,7 @@ from sluicegate.trip import Attempt, Dialect, Trip
 
 ERROR_BODY_MAX = 1 << 20
 ANSWER_MAX = 64 << 20
+STREAMS = (b"text/event-stream", b"application/x-ndjson")  # content types
 UPSTREAM_REST_S = 1.0  # for the end of an answer that is complete, so that its connection can be reused
 
 log = structlog.get_logger("gateway")
@@ -154,14 +155,16 @@ class Gateway:
             if permit is None:
                 continue
             try:
-                rejected = await self._at(trip, plan, request, standing, permit, deployment)
+                told = await self._at(trip, plan, request, standing, permit, deployment)
             except BaseException:
                 standing.report(permit, "void", self._clock())
                 raise
-            if rejected is None:
+            if told is None:
                 return
-            if not rejected.here_only:
-                raise rejected
+            if not told.here_only:
+                raise told
+            if rejected is None or not told.unasked:
+                rejected = told
         raise self.standings.nowhere(plan.model, rejected)
 
     async def _at(self, trip: Trip, plan: Plan, request: Request, standing: Standing, permit: Permit, deployment: Deployment) -> Reject | None:
@@ -177,9 +180,7 @@ class Gateway:
                 return refused
             except Inexpressible as error:  # nothing was sent
                 standing.report(permit, "void", self._clock())
-                rejected = reject.bad_request(error)
-                rejected.here_only = True
-                return rejected
+                return reject.inexpressible(error)
             if outcome is None:
                 await self._answer(trip, attempt, standing, permit)
                 return None
@@ -249,7 +250,7 @@ class Gateway:
         started = self._clock()
         try:
             await call.start()
-            if request.stream and call.status == 200 and call.headers.get(b"content-type", b"").lower().startswith(b"text/event-stream"):
+            if request.stream and call.status == 200 and call.headers.get(b"content-type", b"").lower().startswith(STREAMS):
                 outcome = await self._first_output(trip, attempt, request)
             else:
                 outcome = await self._whole_answer(trip, attempt, request)

@@ -13,8 +13,9 @@ from typing import Any
 from sluicegate import reject
 from sluicegate.core import refusals
 from sluicegate.core.claims import Admission, Reply, Settlement, Swept
-from sluicegate.core.estimate import Learned
+from sluicegate.core.estimate import Figures, Learned
 from sluicegate.core.limits import Unit
+from sluicegate.core.meter import offers_tools
 from sluicegate.core.plan import Plan, Plans, fit
 from sluicegate.core.record import Record, Spent
 from sluicegate.core.refusals import Refusal
@@ -71,13 +72,13 @@ class Holding:
                     refusal = self._admitted(trip, attempt, admission, await self._admit(trip, attempt.held, admission))
                     if refusal is None:
                         break
-                    if attempt.need > attempt.figures.need and self._takes_less(refusal, place):
-                        attempt.need = attempt.figures.need
+                    if attempt.need > attempt.figures.need and self._takes_less(attempt, refusal, place):
                         continue
                 place = self._stand(trip, attempt, plan, place, refusal, behind)
                 await waiting.turn(place)
                 if trip.exchange.gone:
                     raise ClientGone
+                self._measure(trip, attempt, plan, request)
         except BaseException as error:
             self.cancel(attempt)
             if place is not None:
@@ -97,17 +98,30 @@ class Holding:
         policy, template = trip.policy, plan.template
         if template.needs_price and deployment.price is None and policy.unpriced == "refuse":
             raise reject.price_unknown(plan.model.name)
-        figures = self._learned.figures(request, plan.model, deployment, plan.key, policy.budget)
-        misfit = fit(template, figures, deployment.price, request.cap is not None)
-        if misfit is not None:
-            shown = policy.budget.show_figures
-            raise reject.refused(refusals.too_large(misfit.counter, misfit.requested, misfit.fits_output_tokens, misfit.reserved, shown), shown)
-        attempt = Attempt(f"{trip.request_id}.{number}", deployment, figures, template)
+        attempt = Attempt(f"{trip.request_id}.{number}", deployment, self._figures(trip, deployment, plan, request), template)
         attempt.visible = deployment.visible and request.shown and not self._learned.exceeded(deployment)
+        if deployment.provider.whole_calls and offers_tools(request):
+            attempt.visible = False
         attempt.extends = request.stream and deployment.extend and attempt.visible
         if policy.budget.queue_max_wait_ms > 1000 * trip.waited_s:
-            attempt.need = figures.aim  # who may wait does not take so little that its answer will probably end early
+            _ask_all(attempt)
         return attempt
+
+    def _figures(self, trip: Trip, deployment: Deployment, plan: Plan, request: Request) -> Figures:
+        """A request's figures by what is known now. Raises Reject where it can never fit."""
+        budget = trip.policy.budget
+        figures = self._learned.figures(request, plan.model, deployment, plan.key, budget)
+        misfit = fit(plan.template, figures, deployment.price, request.cap is not None)
+        if misfit is not None:
+            shown = budget.show_figures
+            raise reject.refused(refusals.too_large(misfit.counter, misfit.requested, misfit.fits_output_tokens, misfit.reserved, shown), shown)
+        return figures
+
+    def _measure(self, trip: Trip, attempt: Attempt, plan: Plan, request: Request) -> None:
+        """Takes the figures anew of a request that has waited and holds nothing: more may be known by now."""
+        attempt.figures = self._figures(trip, attempt.deployment, plan, request)
+        attempt.granted = attempt.figures.want
+        _ask_all(attempt)
 
     def _admission(self, trip: Trip, attempt: Attempt) -> Admission:
         """What an attempt asks of the key's limits."""
@@ -195,9 +209,14 @@ class Holding:
             raise self._rejected(trip, refusal or self._still_waiting(trip, attempt, behind))
         return place
 
-    def _takes_less(self, refusal: Refusal, place: Place | None) -> bool:
-        """Whether waiting for all that an answer probably needs is no use: it will not come free, not in time, or not here."""
-        return refusal.reason not in PASSING or _here_only(refusal) or (place is not None and self.waiting.left_s(place) <= 0)
+    def _takes_less(self, attempt: Attempt, refusal: Refusal, place: Place | None) -> bool:
+        """Whether waiting for all that an answer may need is no use, since it will not come free, not in time, or not here: then it asks for less."""
+        over = place is not None and self.waiting.left_s(place) <= 0
+        if not (over or refusal.reason not in PASSING or _here_only(refusal)):
+            return False
+        figures = attempt.figures
+        attempt.need = figures.aim if attempt.need > figures.aim and not over else figures.need
+        return True
 
     def _still_waiting(self, trip: Trip, attempt: Attempt, behind: int) -> Refusal:
         """What a request is told that others are ahead of: the counter refuses it for the time being."""
@@ -319,6 +338,12 @@ class Holding:
     def _epoch(self, tree: str) -> str:
         state = self._ledger.trees.get(tree)
         return state.epoch if state is not None else ""
+
+
+def _ask_all(attempt: Attempt) -> None:
+    """Who may wait does not take so little that its answer will probably end early. A stream that is held bit by bit is given little at first: that
+    there is room for all of it says that those before it find room to grow, too."""
+    attempt.need = attempt.figures.want if attempt.extends else attempt.figures.aim
 
 
 def _here_only(refusal: Refusal) -> bool:

@@ -25,6 +25,7 @@ from sluicegate.core.claims import RefSet, Settled, Settlement, Swept
 from sluicegate.core.record import Record, Spent
 from sluicegate.journal import Journal
 from sluicegate.ledger.contract import Ledger, LedgerRecovering, LedgerUnavailable
+from sluicegate.observe.log import StateLog
 from sluicegate.records.rows import RecordsBehind, RecordsUnavailable, UsageRow
 from sluicegate.records.store import Records
 
@@ -96,7 +97,7 @@ class Outbox:
         self._usage_lines: list[int] = []  # that the ledger need not be told of
         self._flushing = asyncio.Lock()
         self._replay_due = True
-        self._away = False
+        self._state = StateLog("records", "up", good=frozenset({"up"}))
 
     @property
     def backlog(self) -> int:
@@ -228,20 +229,15 @@ class Outbox:
     async def _round(self) -> None:
         try:
             await self.flush()
-            self._change(away=False)
+            self._state("up")
         except RecordsUnavailable as error:
-            self._change(away=True, why=str(error))
+            self._state("away", reason=str(error))
         try:
             await self.retry()
             if self._replay_due:
                 await self.replay()
         except (LedgerUnavailable, RecordsUnavailable):
             return  # whoever is away is logged elsewhere; the next round tries again
-
-    def _change(self, away: bool, why: str = "") -> None:
-        if away != self._away:
-            self._away = away
-            log.warning("records state", **{"from": "up" if away else "away", "to": "away" if away else "up", "reason": why})
 
     async def retry(self) -> None:
         """One round: at most 256 settlements of a tree, oldest first. A tree that is recovering is passed over.
@@ -321,28 +317,43 @@ class Outbox:
     async def replay(self) -> int:
         """Takes over what workers that are gone left: first to the records, then to the ledger. Answers how many lines the ledger had not seen.
 
-        Raises LedgerUnavailable, RecordsUnavailable half way; it is then found again.
+        What cannot be taken over is found again. Raises LedgerUnavailable in the end, where a server was away; RecordsUnavailable at once.
         """
-        count = 0
+        count, away = 0, None
         for leftover in leftovers.leftovers(self._directory):
-            writers: set[str] = set()
-            for path in leftover.paths:
-                file = await asyncio.to_thread(leftover.read, path)
-                await self._record(file)
-                found = ((entry.seq, entry.settlement, entry.spent) for entry in file.entries if entry.settlement is not None)
-                for tree, lines in _by_tree(found).items():
-                    if tree in self._known:
-                        count += await self._bring(tree, file.entries[0].writer, lines, self._settle_left, lambda _: None)
-                writers.update(entry.writer for entry in file.entries)
-                if file.corrupt or file.torn:
-                    log.warning("journal lines not readable", file=path.name, lines=len(file.corrupt), torn=bool(file.torn))
-            leftover.remove()
-            for writer in writers:
-                await self._records.forget(writer)
-        self._replay_due = False
+            brought, failure = await self._take_over(leftover)
+            count, away = count + brought, failure or away
         if count:
             log.info("journal replayed", settlements=count)
+        if away is not None:
+            raise away
+        self._replay_due = False
         return count
+
+    async def _take_over(self, leftover: leftovers.Leftover) -> tuple[int, LedgerUnavailable | None]:
+        """How many of its lines the ledger had not seen, and what failed. A tree whose server is away keeps no other one's lines waiting."""
+        count = 0
+        writers: set[str] = set()
+        away: dict[str, LedgerUnavailable] = {}  # by tree
+        for path in leftover.paths:
+            file = await asyncio.to_thread(leftover.read, path)
+            await self._record(file)
+            found = ((entry.seq, entry.settlement, entry.spent) for entry in file.entries if entry.settlement is not None)
+            for tree, lines in _by_tree(found).items():
+                if tree in self._known and tree not in away:
+                    try:
+                        count += await self._bring(tree, file.entries[0].writer, lines, self._settle_left, lambda _: None)
+                    except LedgerUnavailable as error:
+                        away[tree] = error
+            writers.update(entry.writer for entry in file.entries)
+            if file.corrupt or file.torn:
+                log.warning("journal lines not readable", file=path.name, lines=len(file.corrupt), torn=bool(file.torn))
+        if away:
+            return count, next(iter(away.values()))
+        leftover.remove()
+        for writer in writers:
+            await self._records.forget(writer)
+        return count, None
 
     def _settle_left(self, _seq: int, settlement: Settlement, spent: Spent | None) -> "asyncio.Future[Settled]":
         def tell(done: "asyncio.Future[Settled]") -> None:

@@ -41,6 +41,7 @@ class Row(msgspec.Struct, frozen=True):
     extend: bool = False
     stops_on_close: bool = False
     token_per_event: bool = False
+    whole_calls: bool = False  # a call of a tool is seen only when all of it has been generated: with tools, output is capped
     cap_overrun: int = 0  # tokens per choice that may come beyond the cap that was sent
     own_prompt: int = 0  # tokens, at most, of a text of its own on the use of tools or the shape of the answer
     image_tokens: ByModel[int] = ()  # the most that one image counts; of others core/estimate.py assumes 4,096
@@ -53,7 +54,7 @@ def _below(prefix: str, pairs: ByModel[T]) -> ByModel[T]:
 
 
 _CHAT, _COMPLETIONS, _RESPONSES, _EMBEDDINGS = "openai_chat", "openai_completions", "openai_responses", "openai_embeddings"
-_MESSAGES = "anthropic_messages"
+_MESSAGES, _OLLAMA = "anthropic_messages", "ollama"
 
 # -- OpenAI's models ----------------------------------------------------------------------------------------------------------------------
 
@@ -95,6 +96,9 @@ _OPENAI_IMAGES: ByModel[int] = (
     ("o3", 75 + 8 * 150),
     ("o4-mini", 2_642),  # 1,536 x 1.72
 )
+# What other vendors' models thought, as clients send it back, is unknown to these APIs, and an unknown field of a message is an error there:
+# https://platform.openai.com/docs/api-reference/chat/create#chat_create-messages has the known ones.
+_THOUGHTS = ("messages[].reasoning_content", "messages[].reasoning_details", "messages[].thinking_blocks")
 
 # -- other makers' ------------------------------------------------------------------------------------------------------------------------
 
@@ -129,6 +133,7 @@ ROWS = {
         # https://platform.openai.com/docs/api-reference/authentication; the last one switches betas on.
         forwards=("openai-organization", "openai-project", "openai-beta"),
         cap_fields=_OPENAI_CAP_FIELDS,
+        rejects=_THOUGHTS,
         image_tokens=_OPENAI_IMAGES,
         tokenizers=_OPENAI_TOKENIZERS,
     ),
@@ -141,6 +146,7 @@ ROWS = {
         auth_header="api-key",
         auth_scheme="",
         cap_fields=_OPENAI_CAP_FIELDS,
+        rejects=_THOUGHTS,
         image_tokens=(*_OPENAI_IMAGES, ("", 2833 + 8 * 5667)),
         tokenizers=_OPENAI_TOKENIZERS,
     ),
@@ -152,6 +158,7 @@ ROWS = {
         auth_scheme="",
         path="/openai/deployments/{model}{path}?api-version={api_version}",
         cap_fields=_OPENAI_CAP_FIELDS,
+        rejects=_THOUGHTS,
         image_tokens=(*_OPENAI_IMAGES, ("", 2833 + 8 * 5667)),
         tokenizers=_OPENAI_TOKENIZERS,
     ),
@@ -166,25 +173,38 @@ ROWS = {
         own_prompt=_CLAUDE_OWN_PROMPT,
         image_tokens=_CLAUDE_IMAGES,
     ),
-    # https://console.groq.com/docs/openai: logit_bias is a 400; https://console.groq.com/docs/api-reference#chat-create: max_tokens is deprecated,
-    # and neither metadata nor store is supported. Usage comes in `x_groq` if it is not asked for.
+    # https://github.com/ollama/ollama/blob/main/docs/api.md. Its own chat API is used, not OpenAI's (openai.md beside it): where a model thinks and the
+    # answer is to have a shape it generates twice, which only the former can prevent (dialects/ollama_content.py). It stops with the request.
+    "ollama": Row(
+        _OLLAMA,
+        also=(_EMBEDDINGS,),
+        base_url="http://127.0.0.1:11434",
+        paths=((_EMBEDDINGS, "/v1{path}"),),
+        cap_field="num_predict",
+        extend=True,
+        stops_on_close=True,
+        whole_calls=True,
+        image_tokens=(("", _OPEN_MODELS_IMAGE),),
+    ),
+    # https://console.groq.com/docs/openai: logit_bias and names of messages are a 400. https://console.groq.com/docs/api-reference#chat-create:
+    # max_tokens is deprecated, neither metadata nor store is supported. Usage comes in `x_groq` if it is not asked for.
     "groq": Row(
         _CHAT,
         also=(_RESPONSES,),
         base_url="https://api.groq.com/openai/v1",
         cap_field="max_completion_tokens",
-        rejects=("logit_bias", "metadata", "store"),
+        rejects=("logit_bias", "metadata", "store", "messages[].name", *_THOUGHTS),
         tokenizers=_GPT_OSS_TOKENIZERS,
     ),
-    # https://docs.mistral.ai/api/: `random_seed`, and no `stream_options` (a stream's last chunk has the usage anyway); fields that this API does not
-    # have are a 422. An image is scaled to 1,024 pixels at most: 64 rows of 64 patches and the end of the row.
+    # https://docs.mistral.ai/api/: `random_seed`, `output_dimension`, no `stream_options` (a stream's last chunk has the usage anyway); a field that
+    # it does not have is a 422. An image is scaled to 1,024 pixels at most: 64 rows of 64 patches and the end of the row.
     "mistral": Row(
         _CHAT,
         also=(_EMBEDDINGS,),
         base_url="https://api.mistral.ai/v1",
         stream_usage=False,
-        rejects=("stream_options", "logit_bias", "user", "store", "service_tier", "safety_identifier", "verbosity"),
-        renames=(("seed", "random_seed"),),
+        rejects=("stream_options", "logit_bias", "user", "store", "service_tier", "safety_identifier", "verbosity", *_THOUGHTS),
+        renames=(("seed", "random_seed"), ("dimensions", "output_dimension")),
         image_tokens=(("", 64 * 65),),
     ),
     # https://docs.together.ai/docs/inference/openai-compatibility; images: https://docs.together.ai/docs/vision-overview#pricing
@@ -217,7 +237,7 @@ ROWS = {
         _CHAT,
         also=(_EMBEDDINGS,),
         base_url="https://generativelanguage.googleapis.com/v1beta/openai",
-        rejects=("frequency_penalty", "logit_bias", "seed", "store"),
+        rejects=("frequency_penalty", "logit_bias", "seed", "store", *_THOUGHTS),
         image_tokens=(("", _GEMINI_IMAGE),),
     ),
     "openai_compatible": Row(_CHAT, also=(_COMPLETIONS, _EMBEDDINGS)),

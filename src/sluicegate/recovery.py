@@ -26,6 +26,7 @@ from sluicegate import seeding
 from sluicegate.core.claims import Announcement, Seed
 from sluicegate.core.tenants import Counter
 from sluicegate.ledger.contract import Ledger, LedgerUnavailable, TreeState
+from sluicegate.observe.log import StateLog
 from sluicegate.outbox import Outbox
 from sluicegate.records.rows import NotLeading, RecordsUnavailable, TreeRow, WorkerRow
 from sluicegate.records.store import Records
@@ -74,7 +75,7 @@ class Recovery:
         self._told: dict[str, str] = {}  # epochs of trees in use that know what this worker holds and owes
         self._left: dict[str, tuple[str, int]] = {}  # of trees that are not: the epoch before, and the journal's last line in it
         self._first_seen: dict[str, tuple[str, int, int]] = {}  # status and round of a tree, and since when (ledger time)
-        self._status: dict[str, str] = {}
+        self._status: dict[str, StateLog] = {}
         self._closed_at: dict[str, float] = {}
         self._confirmed = 0
         self._session = records.session
@@ -104,6 +105,11 @@ class Recovery:
                 await self._decided.wait()
         if self._refused:
             raise OtherRecords("the ledger is in use with other records: replicas that share a ledger must share their records")
+
+    @property
+    def closed(self) -> int:
+        """How many trees are not open."""
+        return len(self._closed())
 
     def closed_s(self) -> float:
         """For how long no tree at all has been open; endless if none ever was."""
@@ -398,8 +404,6 @@ class Recovery:
 
     def _change(self, tree: str, to: str, why: str) -> None:
         """One line per change of a tree's state, as this worker sees it."""
-        before = self._status.get(tree, "unknown")
-        if before != to:
-            self._status[tree] = to
-            say = log.warning if to in ("doubt", "lost") else log.info
-            say("tree state", tree=tree, **{"from": before, "to": to, "reason": why})
+        if tree not in self._status:
+            self._status[tree] = StateLog("tree", "unknown", good=frozenset({"new", "seeding", "open"}))
+        self._status[tree](to, tree=tree, reason=why)

@@ -36,12 +36,20 @@ class Reject(Exception):
         self.headers = headers
         self.detail = detail
         self.reason = reason  # of a refusal by a limit
-        self.here_only = False  # another deployment of the route may have room
+        self.here_only = False  # another deployment of the route may do better
+        self.unasked = False  # this one was not asked: what one said that was says more
 
 
 def bad_request(error: BadRequest) -> Reject:
     """400: malformed or impossible; names the field."""
     return Reject(400, "invalid_request_error", error.code or "invalid_request", error.message, error.param)
+
+
+def inexpressible(error: BadRequest) -> Reject:
+    """400, if no deployment's dialect can say the request."""
+    rejected = bad_request(error)
+    rejected.here_only = rejected.unasked = True
+    return rejected
 
 
 def body_too_large(max_bytes: int) -> Reject:

@@ -4,17 +4,18 @@ Paths that are not served answer a JSON 404 that names what is: nothing passes t
 """
 
 from collections.abc import Awaitable, Callable
+from functools import cached_property
 from typing import Any
 
 import msgspec
 
-from sluicegate import reject
+from sluicegate import openapi, reject
 from sluicegate.core.counters import name
 from sluicegate.core.limits import Unit
 from sluicegate.core.plan import Template
 from sluicegate.core.refusals import iso
 from sluicegate.core.tenants import Key
-from sluicegate.dialects import anthropic_messages, openai_chat, openai_completions, openai_embeddings
+from sluicegate.dialects import anthropic_messages, openai_chat, openai_completions, openai_embeddings, openai_responses
 from sluicegate.gateway import Gateway
 from sluicegate.http.exchange import ClientGone, Exchange, Handler
 from sluicegate.ledger.contract import Ledger, LedgerUnavailable
@@ -25,6 +26,7 @@ from sluicegate.trip import Dialect
 _DIALECTS: dict[str, Dialect] = {
     "/v1/chat/completions": openai_chat,
     "/v1/completions": openai_completions,
+    "/v1/responses": openai_responses,
     "/v1/embeddings": openai_embeddings,
     "/v1/messages": anthropic_messages,
 }
@@ -39,13 +41,13 @@ class Surface:
         self,
         gateway: Gateway,
         ledger: Ledger,
-        ready: Callable[[], str],
+        readiness: Callable[[], tuple[str, int]],
         metrics: Callable[[], Awaitable[bytes]],
         may_scrape: Callable[[Exchange], bool],
     ) -> None:
         self._gateway = gateway
         self._ledger = ledger
-        self._ready = ready  # "" or why not
+        self._readiness_now = readiness  # "" or why it is not ready; how many trees of tenants or deployments are closed
         self._metrics = metrics
         self._may_scrape = may_scrape
         self._routes: dict[str, tuple[str, Handler | None]] = {
@@ -56,6 +58,8 @@ class Surface:
             "/healthz": ("GET", self._health),
             "/readyz": ("GET", self._readiness),
             "/metrics": ("GET", self._scrape),
+            "/openapi.json": ("GET", self._openapi),
+            "/docs": ("GET", self._docs),
         }
 
     def handle(self, exchange: Exchange) -> Awaitable[None]:
@@ -135,8 +139,8 @@ class Surface:
         answer(exchange, 200, {"status": "alive"})
 
     async def _readiness(self, exchange: Exchange) -> None:
-        why_not = self._ready()
-        answer(exchange, 503 if why_not else 200, {"status": why_not or "ready"})
+        why_not, closed = self._readiness_now()
+        answer(exchange, 503 if why_not else 200, {"status": why_not or "ready", "closed_trees": closed})
 
     async def _scrape(self, exchange: Exchange) -> None:
         if not self._may_scrape(exchange):
@@ -144,6 +148,24 @@ class Surface:
         body = await self._metrics()
         exchange.start(200, [(b"content-type", b"text/plain; version=0.0.4; charset=utf-8")], len(body))
         exchange.finish(body)
+
+    async def _openapi(self, exchange: Exchange) -> None:
+        data, _ = self._documents
+        exchange.start(200, [_JSON], len(data))
+        exchange.finish(data)
+
+    async def _docs(self, exchange: Exchange) -> None:
+        _, page = self._documents
+        # Nothing is fetched and nothing runs, whatever the document says.
+        policy = (b"content-security-policy", b"default-src 'none'; style-src 'unsafe-inline'")
+        exchange.start(200, [(b"content-type", b"text/html; charset=utf-8"), policy], len(page))
+        exchange.finish(page)
+
+    @cached_property
+    def _documents(self) -> tuple[bytes, bytes]:
+        """As JSON and as a page. Made when somebody asks for one: that takes 20 ms."""
+        document = openapi.document(self._routes, _DIALECTS)
+        return msgspec.json.encode(document), openapi.page(document)
 
 
 def answer(exchange: Exchange, status: int, body: Any, headers: reject.Headers = ()) -> None:

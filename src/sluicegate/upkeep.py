@@ -14,6 +14,7 @@ from sluicegate.core.claims import RefSet, Swept
 from sluicegate.core.estimate import Learned
 from sluicegate.gateway import Gateway
 from sluicegate.ledger.contract import Ledger, LedgerRecovering, LedgerUnavailable
+from sluicegate.observe.log import StateLog
 
 RENEW_AT_ONCE = 256
 SWEEP_S, SWEEP_AT_ONCE = 2.0, 64
@@ -54,6 +55,7 @@ class Upkeep:
         self._on_lag = on_lag
         self._clock = clock
         self._failing: set[str] = set()  # kinds of work
+        self._state = StateLog("ledger", "up", good=frozenset({"up"}))
 
     async def run(self) -> None:
         """Runs until cancelled."""
@@ -129,7 +131,5 @@ class Upkeep:
 
     def _change(self, work: str, away: bool, why: str = "") -> None:
         """The ledger is up when every kind of work gets its answers: they may come from servers of their own."""
-        before = bool(self._failing)
         (self._failing.add if away else self._failing.discard)(work)
-        if bool(self._failing) != before:
-            log.warning("ledger state", **{"from": "up" if away else "away", "to": "away" if away else "up", "reason": why})
+        self._state("away" if self._failing else "up", reason=why)

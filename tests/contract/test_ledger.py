@@ -38,6 +38,8 @@ async def test_a_grant_holds_what_it_may_use(desk: Desk) -> None:
     [
         (1000, (16, 50, 100), ("granted", 100, 100)),  # plenty: all of want
         (899, (16, 50, 100), ("granted", 50, 100)),  # some: the aim
+        (200, (100, 50, 100), ("granted", 50, 100)),  # room for more than the aim may be needed, and is not granted
+        (199, (100, 50, 100), ("refused", 0, 99)),
         (180, (16, 50, 100), ("granted", 80, 80)),  # less than want: all there is
         (116, (16, 50, 100), ("granted", 16, 16)),
         (115, (16, 50, 100), ("refused", 0, 15)),
@@ -47,7 +49,7 @@ async def test_a_grant_holds_what_it_may_use(desk: Desk) -> None:
     ],
 )
 async def test_a_grant_is_the_largest_that_fits(desk: Desk, ceiling: int, output: tuple[int, int, int], expected: tuple[str, int, int]) -> None:
-    """Between need and want; below need it is refused and tells what would fit."""
+    """With room for `want` that or the aim, else all the room; below need it is refused and tells what would fit."""
     reply = await desk.admit(desk.refs(desk.window(ceiling)), 100, 1000, output=output)
     assert (reply.status, reply.g, reply.room) == expected
 

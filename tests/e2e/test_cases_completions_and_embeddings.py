@@ -165,6 +165,31 @@ async def test_one_budget_over_three_surfaces_at_once(tmp_path: Path) -> None:
         assert 0 < bench.total <= 2000
 
 
+@pytest.mark.parametrize("dialect", ["openai_chat", "anthropic_messages", "ollama"])
+@STREAM
+async def test_a_completion_at_any_provider(tmp_path: Path, dialect: str, stream: bool) -> None:
+    """A prompt is what a user says; text, finish and usage come back as a completion's; what the dialect cannot say is a 400 that names it."""
+    row = {"openai_chat": "mock", "anthropic_messages": "anthropic", "ollama": "ollama"}[dialect]
+    provider = f"  other: {{provider: {row}, base_url: ROOT_URL, speaks: [{dialect}], tokenizer: o200k_base}}".replace(
+        "mock, base_url: ROOT", "mock, base_url: BASE"
+    )
+    models = "  one: {deployments: [{provider: other, model: first, price: {input: 0.5, output: 1.0}}]}"
+    async with running(tmp_path, limits="[1000 tokens/day]", providers=provider, models=models, options={"completion": 30}) as bench:
+        fields = {"stop": ["zzz"], "temperature": 0.5, "seed": 7, "user": "sk-key"} | ({"stream_options": {"include_usage": True}} if stream else {})
+        reply = await complete(bench, "Tell me", model="one", max_tokens=10, stream=stream, **fields)
+        assert reply.code == "200", reply.body
+        choices = reply.choices if stream else reply.json["choices"]
+        assert texts(reply)[0] and [choice["finish_reason"] for choice in choices if choice["finish_reason"]] == ["length"]
+        last = reply.events[-1] if stream else reply.json
+        assert (last["object"], last["usage"]["completion_tokens"], bench.record.output_tokens) == ("text_completion", 10, 10)
+        assert (await complete(bench, ["a", "b"], model="one", max_tokens=10, stream=stream)).error["param"] == "prompt"
+        two = await complete(bench, model="one", max_tokens=10, stream=stream, n=2)
+        if dialect == "openai_chat":
+            assert len(texts(two)) == 2 and bench.record.output_tokens == 20
+        else:
+            assert two.error["param"] == "n"
+
+
 CHATS_ONLY = "  chats: {provider: mock, base_url: BASE_URL, speaks: [openai_chat], tokenizer: o200k_base}"
 TWO = """
   two:

@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 
+from sluicegate.core.estimate import ENOUGH_SAMPLES, Figures
+from sluicegate.core.meter import Meter
+from sluicegate.core.usage import Usage
 from sluicegate.ledger.contract import LedgerUnavailable
 from support_inloop import PROMPT_TOKENS, Bench, Connection, Reply, fresh_redis, request, running
 from support_ledgers import Clock
@@ -118,6 +121,34 @@ async def test_who_may_wait_is_not_served_too_little(tmp_path: Path, redis_url: 
     async with running(tmp_path / "two", limits=limits, options=SLOW) as bench:
         replies = await asyncio.gather(*(bench.chat(max_tokens=60) for _ in range(2)))
         assert sorted(reply.headers.get("x-sluicegate-max-tokens") or "" for reply in replies) == ["", "32"]
+
+
+async def test_a_stream_that_is_held_bit_by_bit_waits_for_room_for_all_of_it(tmp_path: Path) -> None:
+    """Though little is held for it at first. So what those before it still need is not given away, and its own cap is not lowered."""
+    more = queue(more=", estimator: fixed, fixed_output: 20")
+    limits = "[160 tokens/day]"  # the third finds 93 free: 58 are held by the others, and its prompt takes 9
+    async with waiting_bench(tmp_path, limits=limits, extend=True, more=more, options={"ttft": 150, "completion": 5}) as bench:
+        replies = await asyncio.gather(*(bench.chat(max_tokens=100, stream=True) for _ in range(3)))
+        assert [reply.headers.get("x-sluicegate-max-tokens") for reply in replies] == [None] * 3
+        assert sorted(record.waited_us > 0 for record in bench.records) == [False, False, True]
+        assert {record.held for record in bench.records} == {20}
+
+
+async def test_who_waits_asks_for_what_is_known_by_then(tmp_path: Path) -> None:
+    """What answers probably need is learned while it waits: it is served as soon as there is room for that."""
+    async with waiting_bench(tmp_path, limits="[110 tokens/day]", options={"ttft": 600, "completion": 5}) as bench:
+        first, second = await sent(bench, "sk-key", "first"), await sent(bench, "sk-key", "second")
+        assert depth(bench) == 1
+        model, key = next(iter(bench.loaded.policy.models.values())), bench.keys["sk-key"]
+        figures = Figures(9, 9, 1, 60, 60, 16, 0, counted=1, in_tokens=True, text_bytes=3, framing=7)
+        for _ in range(ENOUGH_SAMPLES):
+            bench.worker.learned.observe(
+                figures, Usage(8, 5), Meter("", 1000), model=model, deployment=model.deployments[0], key=key, truncated=False
+            )
+        await until(lambda: depth(bench) == 0)
+        assert bench.records == []  # the first is still under way
+        replies = await asyncio.gather(first.rest(), second.rest())
+        assert [reply.headers.get("x-sluicegate-max-tokens") for reply in replies] == [None, "32"]
 
 
 async def test_who_may_wait_takes_what_there_is_where_more_will_not_come(tmp_path: Path) -> None:

@@ -62,9 +62,9 @@ class Fuzz:
         received = self._runner.run(self._talk_and_settle([data], key))
         return self._read(received[0], bodiless)
 
-    def ask(self, body: bytes, key: str = "sk-key") -> Reply:
+    def ask(self, body: bytes, key: str = "sk-key", path: str = "/v1/chat/completions") -> Reply:
         """The answer to one body, which is well framed."""
-        (reply,) = self.send(request(body, key, more=b"connection: close\r\n"), key)
+        (reply,) = self.send(request(body, key, path=path, more=b"connection: close\r\n"), key)
         return reply
 
     def ask_at_once(self, bodies: list[bytes], key: str, leaving: int) -> None:
@@ -152,6 +152,20 @@ def test_any_body(fuzzing: Callable[..., Fuzz], redis_url: str, ledger: str) -> 
 
         drawn()
         assert {200, 400} <= run.statuses.keys()
+
+
+@pytest.mark.parametrize("path", fuzz.OLDER)
+def test_any_body_of_the_older_paths(fuzzing: Callable[..., Fuzz], path: str) -> None:
+    """Prompts and inputs of every shape, several answers, echoes: likewise."""
+    run = fuzzing()
+
+    @profile(250)
+    @given(fuzz.older_bodies(fuzz.OLDER[path]), st.sampled_from(KEYS))
+    def drawn(body: bytes, key: str) -> None:
+        run.ask(body, key, path)
+
+    drawn()
+    assert {200, 400} <= run.statuses.keys()
 
 
 def test_any_bodies_at_once(fuzzing: Callable[..., Fuzz]) -> None:

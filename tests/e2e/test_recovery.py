@@ -318,6 +318,30 @@ async def test_not_ready_while_nothing_can_be_admitted(tmp_path: Path, monkeypat
                     await asyncio.sleep(0.02)
 
 
+async def test_one_tree_that_is_open_makes_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others are counted: who takes a replica out for one of them would take it from all tenants."""
+
+    async def away(*_: Any) -> Any:
+        raise RecordsUnavailable("away")
+
+    monkeypatch.setattr(app, "LEDGER_AWAY_S", 0.3)
+    monkeypatch.setattr(upkeep, "LEARN_S", 0.05)
+    tenants = "".join(f"  {name}: {{keys: [{{name: k, key: sk-{name}, limits: [9 tokens/day]}}]}}\n" for name in ("acme", "other"))
+    async with running(tmp_path, tenants=tenants) as bench:
+        bench.reachable = False  # its trees stay closed
+        recovery = bench.worker.recovery
+        assert (await bench.get("/readyz")).json == {"status": "ready", "closed_trees": 0}
+        recovery._records.beat = away  # type: ignore[method-assign]
+        recovery._leave("acme")
+        await asyncio.sleep(0.4)
+        answer = await bench.get("/readyz")
+        assert (answer.status, answer.json) == (200, {"status": "ready", "closed_trees": 1})
+        recovery._leave("other")
+        await asyncio.sleep(0.4)
+        answer = await bench.get("/readyz")
+        assert (answer.status, answer.json) == (503, {"status": "the ledger is recovering", "closed_trees": 2})
+
+
 # -- a ledger file ------------------------------------------------------------------------------------------------------------------------
 
 

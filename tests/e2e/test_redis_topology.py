@@ -455,12 +455,15 @@ async def test_the_master_that_sentinels_name_is_used(pair: Watched) -> None:
         assert {client["name"] for client in pair.replica.client.client_list() if client["name"].startswith("sluicegate")} == set()
         pair.master.kill()
         load.go_on()
+        await asyncio.to_thread(until, pair.promoted, "the Sentinels name no other master")  # when depends on them: an election may need two rounds
+        promoted_at = time.monotonic()
         await eventually(lambda: worker.verified)
+        assert time.monotonic() - promoted_at < 4
         assert worker.verified == [("t", pair.replica.run_id)]
         await load.until_granted(100)
         await load.end()
         assert await load.is_all_there(worker)
-        assert (load.failed > 0, load.slowest_s < 6) == (True, True)
+        assert load.failed > 0
         pair.master.start()  # takes itself for a master until a Sentinel tells it otherwise
         await asyncio.sleep(0.3)
         desk = worker.desk("t")

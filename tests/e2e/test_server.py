@@ -14,7 +14,7 @@ import pytest
 from sluicegate.core.tenants import Timeouts
 from sluicegate.http.connection import Bounds
 from sluicegate.http.exchange import BodyTooLarge, Exchange
-from sluicegate.http.server import Server, listen
+from sluicegate.http.server import Server, bind, listen
 from sluicegate.http.upstream import Pool
 from support_sockets import on_both_loops, read_request, scripted, serving, split_answer, talk
 
@@ -254,10 +254,32 @@ async def test_inherited_sockets() -> None:
             assert (await talk(port, CLOSE)).startswith(b"HTTP/1.1 200")
 
 
+@on_both_loops
+async def test_nobody_is_let_in_before_it_can_serve() -> None:
+    """A socket that the parent has bound refuses connections until the worker has started, so that nobody waits for it."""
+    with bind("127.0.0.1", 0) as bound:
+        refused = []
+
+        async def start() -> None:
+            with pytest.raises(ConnectionRefusedError):
+                await asyncio.open_connection(*bound.getsockname())
+            refused.append(True)
+
+        async with serving(echo, sockets=[bound], on_start=start) as server:
+            assert refused == [True]
+            assert (await talk(server.port, CLOSE)).startswith(b"HTTP/1.1 200")
+
+
 def test_a_port_in_use_is_an_error_of_the_system() -> None:
-    """OSError, which the command line turns into its exit code."""
-    with listen("127.0.0.1", 0) as taken, pytest.raises(OSError):
-        listen("127.0.0.1", taken.getsockname()[1])
+    """OSError, which the command line turns into its exit code; also where another process has it and is still starting."""
+    with listen("127.0.0.1", 0) as taken:
+        for take in (listen, bind):
+            with pytest.raises(OSError):
+                take("127.0.0.1", taken.getsockname()[1])
+    with bind("127.0.0.1", 0) as bound, bind("127.0.0.1", bound.getsockname()[1]) as other:
+        bound.listen()
+        with pytest.raises(OSError):
+            other.listen()
 
 
 async def asgi(scope: Any, receive: Any, send: Any) -> None:

@@ -97,8 +97,8 @@ class World:
         self.count += 1
         refs = self.refs(f"key{self.random.randrange(6)}")
         want = self.random.choice([16, 100, 400, 2_000])
-        need = self.random.randint(1, min(want, 16))
-        aim = self.random.choice([want, self.random.randint(need, want)])
+        need = self.random.choice([want, self.random.randint(1, 16)])
+        aim = self.random.choice([want, self.random.randint(1, want)])
         replacing = self.random.choice(list(self.alive)) if self.alive and self.random.random() < 0.1 else ""
         hold_id = self.random.choice(list(self.lost)) if self.lost and self.random.random() < 0.02 else f"r{self.count}"
         amounts = self.amounts(refs, self.random.randint(1, 300), aim)

@@ -92,8 +92,9 @@ async def test_calls_need_their_results(sdk: openai.AsyncOpenAI, results: list[s
     call = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
     answered = [{"role": "tool", "tool_call_id": id, "content": "rain"} for id in results]
     messages: Any = [*ASK, {"role": "assistant", "content": None, "tool_calls": [call]}, *answered, *ASK]
-    with pytest.raises(openai.BadRequestError):
+    with pytest.raises(openai.BadRequestError) as caught:
         await sdk.chat.completions.create(model="m", messages=messages)
+    assert caught.value.param == "messages"
 
 
 async def test_prompt_counts_tools(sdk: openai.AsyncOpenAI) -> None:

@@ -473,6 +473,31 @@ async def test_a_replay_that_fails_half_way_is_done_again(tmp_path: Path, away: 
     assert (await stage.ledger.used(), stage.records.total(), files(tmp_path)) == (30, 30, [])
 
 
+async def test_a_server_that_is_away_keeps_nobody_elses_leftovers_waiting(tmp_path: Path) -> None:
+    """Its lines stay to be found again; those of other trees, in the same files and in others, are taken over."""
+    stage = Stage(tmp_path)
+    stage.journal.close()
+    use_at_once(stage.ledger, "u")
+    other = RefSet("u", [Ref("sg1:{u}:c:u:tokens:day:x", "w", 1000)])
+    lines = [
+        journaling.encode(Settlement(hold_id, refs, (10,), "force", epoch="first"), None, spent(10), writer, seq)
+        for writer, seq, hold_id, refs in [("a", 1, "away", REFS), ("a", 2, "here", other), ("b", 1, "too", other), ("b", 2, "late", REFS)]
+    ]
+    (tmp_path / "a-1-1.journal").write_bytes(lines[0] + lines[1])
+    (tmp_path / "a-2-1.journal").write_bytes(journaling.encode(Settlement("more", REFS, (10,), "force", epoch="first"), None, spent(10), "a", 3))
+    (tmp_path / "b-3-1.journal").write_bytes(lines[2] + lines[3])
+    stage.ledger.fails = {"away"}
+    outbox = Outbox(stage.ledger, Journal.open(tmp_path, "w2"), stage.records, str(tmp_path), {"t", "u"}, lambda *_: None, stage.on_late)  # type: ignore[arg-type]
+    with pytest.raises(LedgerUnavailable):
+        await outbox.replay()
+    assert (await stage.ledger.peek(other)).states[0] == (20, 0)
+    assert (await stage.ledger.used(), stage.records.total(), stage.ledger.tried.count("more")) == (10, 50, 0)
+    assert sorted(path.name for path in files(tmp_path)) == ["a-1-1.journal", "a-2-1.journal"]
+    stage.ledger.fails = set()
+    assert await outbox.replay() == 2
+    assert (await stage.ledger.used(), stage.records.total(), files(tmp_path)) == (30, 50, [])
+
+
 async def test_a_replay_passes_over_what_cannot_be_read(tmp_path: Path) -> None:
     """A torn last line and a spoilt one cost nobody the others."""
     stage = Stage(tmp_path)

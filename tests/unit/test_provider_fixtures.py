@@ -6,6 +6,7 @@ however it is cut, and what the error means to the client. docs/how-to/add-a-pro
 """
 
 import json
+import re
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from sluicegate import providers
 from sluicegate.config.compile import compile_policy
 from sluicegate.config.schema import Config
 from sluicegate.core.classify import failed
@@ -134,6 +136,20 @@ def test_nothing_of_who_a_client_is_reaches_a_vendor(row: str) -> None:
     """Neither its key, in whichever header, nor its cookies, its address or its program."""
     text = json.dumps(sent(load(row)))
     assert "THEIRS" not in text and "10.0.0.1" not in text and "client/1" not in text
+
+
+def test_the_how_to_is_true(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The row and the fixture that the page on adding a provider shows fit together: its quirks are kept, its stream is read."""
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "add-a-provider.md").read_text()
+    [row], [given] = re.findall(r'"example": (Row\(.*?\n    \)),', page, re.DOTALL), re.findall(r"```json\n(.*?)```", page, re.DOTALL)
+    monkeypatch.setitem(ROWS, "example", eval(row, vars(providers)))
+    fixture = json.loads(given)
+    asked = {"messages": fixture["request"]["messages"], "stream": True, "model": "example-large", "max_completion_tokens": 64, "random_seed": 7}
+    got = observed(fixture)
+    assert got["sent"]["url"] == "https://api.example.com/v1/chat/completions"
+    assert got["sent"]["body"] == asked
+    assert got["read"] == {"text": "Hello", "finishes": ["stop"], "ended": "done", "usage": {"input_tokens": 8, "output_tokens": 2}}
+    assert got["error_means"]["message"] == "Unknown field."
 
 
 def test_there_is_a_fixture_for_each_row_and_a_row_for_each() -> None:

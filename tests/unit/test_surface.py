@@ -60,7 +60,7 @@ class Stage:
         use_at_once(self.ledger, "acme")
         self.why_not = ""
         self.may_scrape = True
-        self.surface = Surface(self.gateway, self.ledger, lambda: self.why_not, self.metrics, lambda _: self.may_scrape)  # type: ignore[arg-type]
+        self.surface = Surface(self.gateway, self.ledger, lambda: (self.why_not, 3), self.metrics, lambda _: self.may_scrape)  # type: ignore[arg-type]
 
     async def metrics(self) -> bytes:
         return b"sluicegate_requests_total 1\n"
@@ -124,7 +124,7 @@ async def test_errors_about_messages_are_anthropics(stage: Stage, path: str, met
 
 
 @pytest.mark.parametrize("path", [
-    "/", "/v1", "/v1/", "/v1/chat/completions/", "/v1/moderations", "/v1/rerank", "/v1/responses", "/v1/images/generations",
+    "/", "/v1", "/v1/", "/v1/chat/completions/", "/v1/moderations", "/v1/rerank", "/v1/responses/resp_1", "/v1/images/generations",
     "/v1/files", "/v1/batches", "/v1/audio/speech", "/openai/v1/chat/completions", "/chat/completions", "/v1/realtime", "/V1/CHAT/COMPLETIONS",
     "/v1/models/chat", "/v1/messages/batches", "/../v1/chat/completions", "/v1/chat/completions\x00", "/é" * 1000,
 ])  # fmt: skip
@@ -203,7 +203,7 @@ async def test_health_and_readiness(stage: Stage) -> None:
     for why_not, status in (("", 200), ("draining", 503), ("the ledger does not answer", 503)):
         stage.why_not = why_not
         ready = await stage.ask("/readyz", key="")
-        assert (ready.status, json.loads(ready.data)["status"]) == (status, why_not or "ready")
+        assert (ready.status, json.loads(ready.data)) == (status, {"status": why_not or "ready", "closed_trees": 3})
         assert (await stage.ask("/healthz", key="")).status == 200
 
 

@@ -1,7 +1,8 @@
 """`serve` and `mock`: the processes that listen.
 
-The parent binds the socket, so that a port in use is an error before anything starts, and every worker inherits it. One worker runs in the parent
-itself; several under supervisor.py, each as `sluicegate worker`, which reads the same configuration in the same environment.
+The parent binds the socket, so that a port in use is an error before anything starts; every worker inherits it, and listens when it can serve.
+One worker runs in the parent itself; several under supervisor.py, each as `sluicegate worker`, which reads the same configuration in the same
+environment.
 """
 
 import contextlib
@@ -21,7 +22,7 @@ import typer
 from sluicegate import app
 from sluicegate.cli.console import DEFAULT_CONFIG, ConfigFile, EnvFile, InputError, console, environment, loaded
 from sluicegate.config.load import EXAMPLE
-from sluicegate.http.server import listen
+from sluicegate.http.server import bind
 from sluicegate.mock import from_mapping, run_mock
 from sluicegate.supervisor import Supervisor, watch_parent
 
@@ -62,7 +63,7 @@ def serve(
         count = workers or server.workers
         if count > 1 and found.config.ledger.startswith("memory:"):
             raise InputError("ledger: the memory ledger belongs to one process; with more than one worker use sqlite or redis")
-        listener = stack.enter_context(_listen(server.host, server.port if port is None else port))
+        listener = stack.enter_context(_bind(server.host, server.port if port is None else port))
         if mock:
             stack.enter_context(_mock_beside(env["MOCK_URL"]))
         if file is EXAMPLE:
@@ -92,7 +93,7 @@ class MockDialect(StrEnum):
 def mock(
     context: typer.Context,
     host: Annotated[str, typer.Option()] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535)] = 8081,
+    port: Annotated[int, typer.Option(min=0, max=65535)] = 8089,
     dialect: Annotated[MockDialect, typer.Option(help="Whose base URL is printed; all are served.")] = MockDialect.openai,
     life_line: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
@@ -117,10 +118,10 @@ def _pairs(arguments: list[str]) -> dict[str, str]:
     return {name[2:].replace("-", "_"): value for name, value in zip(names, values, strict=True)}
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    """The listening socket. Raises OSError that says what to do."""
+def _bind(host: str, port: int) -> socket.socket:
+    """The socket on which the workers listen. Raises OSError that says what to do."""
     try:
-        return listen(host, port)
+        return bind(host, port)
     except OSError as error:
         advice = "choose another with --port or PORT=..."
         raise OSError(f"cannot listen on {host} port {port}: {os.strerror(error.errno or 0).lower()}; {advice}") from None

@@ -138,6 +138,7 @@ class _Compiler:
             extend=extend,
             stops_on_close=stops_on_close,
             token_per_event=row.token_per_event,
+            whole_calls=row.whole_calls,
             cap_overrun=row.cap_overrun,
             own_prompt=row.own_prompt,
             ca_file=written.ca_file,
@@ -179,6 +180,8 @@ class _Compiler:
         first = row.path.split("/")[1] if row.path.startswith("/") else ""
         if first and first in urlsplit(base_url).path.split("/"):
             self.problem((*path, "base_url"), f"must end before /{first}, which the gateway adds")
+        elif row.paths and base_url.endswith("/v1"):
+            self.problem((*path, "base_url"), "must end before /v1: not all that this provider has is below it")
         elif row.base_url_ends and not base_url.endswith(row.base_url_ends):
             self.problem((*path, "base_url"), f"must end with {row.base_url_ends}")
 

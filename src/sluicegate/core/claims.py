@@ -43,7 +43,8 @@ class RefSet:
 class Admission(msgspec.Struct, gc=False):
     """A request for a hold. `amounts` is flat: fixed, rate (thousandths of a unit per output token) for each ref in order.
 
-    1 <= need <= aim <= want, or all 0 (embeddings). Capped holds pass aim = want.
+    need: the output there must be room for. want: the most that is granted; aim: what is granted of it while there is room for all, but not plenty.
+    1 <= need <= want and 1 <= aim <= want, or all 0 (embeddings). Capped holds pass aim = want.
     """
 
     hold_id: str

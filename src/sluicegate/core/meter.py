@@ -8,6 +8,7 @@ Vocabularies come with the package bpe-openai: nothing is downloaded. Its privat
 in linear time on hostile text, where the public `encode` takes 2 us and refuses long texts. One is loaded when first named (0.5 s, 140 MB).
 """
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Protocol
 
@@ -141,7 +142,7 @@ class EchoMeter(Meter):
 
     __slots__ = ("_echoed", "_left")
 
-    def __init__(self, tokenizer: str, factor_milli: int, echoed: list[str]) -> None:
+    def __init__(self, tokenizer: str, factor_milli: int, echoed: Sequence[str]) -> None:
         super().__init__(tokenizer, factor_milli)
         self._echoed = echoed
         self._left = list(echoed)
@@ -201,10 +202,16 @@ class EventMeter(Meter):
 
 
 # Fields of a request under which a server may send several tokens in one event: it waits whether they become a stop sequence, or a call.
-_GATHERING = ("stop", "tools", "functions")
+_GATHERING = ("stop", "stop_sequences", "tools", "functions")
+_CALLABLE = ("tools", "functions")
 _NULL = Raw(b"null")
 
 
 def sends_each_token(request: Request) -> bool:
     """Whether an upstream that sends each token in an event of its own does so for this request, too."""
     return all(request.fields.get(name, _NULL) == _NULL for name in _GATHERING)
+
+
+def offers_tools(request: Request) -> bool:
+    """Whether the model may call a tool."""
+    return any(request.fields.get(name, _NULL) != _NULL for name in _CALLABLE)

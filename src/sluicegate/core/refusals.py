@@ -21,7 +21,7 @@ Reason = Literal["too_large", "exhausted", "rate", "busy", "concurrency"]
 REASONS: tuple[Reason, ...] = get_args(Reason)
 FOR_EVER_MS = 2**62
 
-_ANSWERS = {  # reason -> status, error.code, error.type
+ANSWERS = {  # reason -> status, error.code, error.type
     "too_large": (400, "request_too_large", "invalid_request_error"),
     "exhausted": (429, "budget_exceeded", "budget_error"),
     "rate": (429, "rate_limit_exceeded", "rate_limit_error"),
@@ -178,7 +178,7 @@ def too_large(counter: Counter, requested: int, fits_output_tokens: int, reserve
 
     fits_output_tokens: the longest answer that would fit; negative if not even the input does. reserved: kept from this claimant.
     """
-    status, code, type_ = _ANSWERS["too_large"]
+    status, code, type_ = ANSWERS["too_large"]
     limit = counter.ceiling
     figures = f": {_limit(counter, limit, reserved)}, Requested {show_amount(counter.unit, requested)}" if show_figures else ""
     if limit == 0:
@@ -224,7 +224,7 @@ def _affordable(claims: Sequence[_Claim], want: int) -> int:
 
 def _refusal(claim: _Claim, now_ms: int, affordable: int, show_figures: bool) -> Refusal:
     reason, counter, room_at_ms = claim.reason, claim.counter, claim.room_at_ms(now_ms)
-    status, code, type_ = _ANSWERS[reason]
+    status, code, type_ = ANSWERS[reason]
     used, held = (claim.state[0], 0) if claim.ref.kind == "s" else claim.state
     if reason == "exhausted" and counter.unit is Unit.USD:
         status = 402

@@ -105,7 +105,7 @@ def announce(book: Book, a: Announcement) -> None:
 
 
 def admit(book: Book, a: Admission) -> Reply:
-    """Grants the largest g in [need, want] for which every counter has room, or refuses and changes nothing."""
+    """Grants `want`, `aim` of it where room is scarce, or all the room where that is less; refuses where it is below `need`, and changes nothing."""
     swept = _charge_due(book, a.refs.tree, SWEEP_IN_ADMIT)
     try:
         return _admit(book, a, swept)
@@ -145,7 +145,7 @@ def _admit(book: Book, a: Admission, swept: tuple[Swept, ...]) -> Reply:
         return Reply("refused", now_ms, 0, max(room, 0), tuple(states), swept)
 
     # From here on the admission succeeds.
-    g = room if room < a.want else a.want if plenty else max(a.need, a.aim)
+    g = room if room < a.want else a.want if plenty else a.aim
     if old is not None:
         _end(book, a.refs, a.replacing, old, {})
     claims = []

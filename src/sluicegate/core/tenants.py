@@ -73,6 +73,7 @@ class Provider(msgspec.Struct, frozen=True):
     extend: bool = False  # every billed token is visible and generation stops on close
     stops_on_close: bool = False
     token_per_event: bool = False  # a stream has an event for each token
+    whole_calls: bool = False  # what a model writes of a call of a tool can be seen only once all of it is there
     cap_overrun: int = 0  # tokens per choice that it may produce beyond the cap that it was sent
     own_prompt: int = 0  # tokens, at most, of a text that it puts before the model itself where a request has tools or a shape for the answer
     ca_file: str = ""

@@ -78,7 +78,7 @@ class _Message(Struct, gc=False):
     content: str | list[Raw]
 
 
-class _Settings(Struct, gc=False):
+class Body(Struct, gc=False):
     """The body, as far as the gateway acts on it."""
 
     model: Annotated[str, Meta(min_length=1, max_length=256)]
@@ -105,11 +105,11 @@ class _Settings(Struct, gc=False):
 _DESCRIBED = ("bash_", "computer_2", "memory_", "text_editor_")
 _ADVISOR = "advisor_"
 _FOREIGN = frozenset((*CAPS[1:], "n", "best_of", "n_cmpl"))
-_ACTED_ON = frozenset(_Settings.__struct_fields__)
+_ACTED_ON = frozenset(Body.__struct_fields__)
 # Fields that put no text before the model, or whose text is counted by name.
 _SILENT = _ACTED_ON | {"betas", "cache_control", "diagnostics"}
 
-_decode = msgspec.json.Decoder(_Settings).decode
+_decode = msgspec.json.Decoder(Body).decode
 _decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
 _decode_list = msgspec.json.Decoder(list[dict[str, Raw]]).decode
 _encode = msgspec.json.Encoder().encode
@@ -246,7 +246,7 @@ class _Blocks:
             self.unbounded("a text that is to be cited from", f"{path}.citations")
 
 
-def _read(body: bytes) -> tuple[_Settings, dict[str, Raw], _Blocks]:
+def _read(body: bytes) -> tuple[Body, dict[str, Raw], _Blocks]:
     """The typed body, its fields as they came, and what the provider will read of it."""
     fields = _decode_fields(body)
     typed = _decode(body)
@@ -290,7 +290,7 @@ def _tools(blocks: _Blocks, tools: list[_Tool]) -> None:
             blocks.unbounded(f"a tool of type {tool.type[:40]!r}, which the provider runs or describes", f"{path}.type")
 
 
-def _refuse(typed: _Settings, fields: dict[str, Raw]) -> None:
+def _refuse(typed: Body, fields: dict[str, Raw]) -> None:
     """What would bill beyond what is held."""
     for name in fields:
         if name.casefold() in _FOREIGN:

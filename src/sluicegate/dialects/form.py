@@ -21,6 +21,7 @@ each dialect reads and writes in a module `<dialect>_content` (between.py says w
 Finish reasons have OpenAI's names, whatever a provider calls them: stop, length, tool_calls, content_filter; any other is passed on as it came.
 """
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -56,7 +57,7 @@ class Request(msgspec.Struct, gc=False):
     cap_by: str = "max_tokens"  # the field to name when the cap cannot be counted
     unbounded_by: str = "messages"  # the field to name when the input cannot be bounded
     tokens: int = 0  # input that came as tokens, beside the texts
-    echoed: list[str] = []  # per choice, the prompt with which its answer begins: no output
+    echoed: Sequence[str] = ()  # per choice, the prompt with which its answer begins: no output
     own_prompts: int = 0  # texts of its own that a provider may put before the model: on the use of tools, on the shape of the answer
     shown: bool = True  # where a provider shows all output as it is made, it does so for this request, and shows nothing else
 

@@ -24,10 +24,10 @@ from sluicegate.dialects.content import (
 )
 from sluicegate.dialects.form import Request
 from sluicegate.dialects.openai_completions import DONE, Head, chunk, counts
-from sluicegate.dialects.openai_completions_request import Completion
+from sluicegate.dialects.openai_completions_request import Body
 
 
-class _Said(Completion, gc=False):
+class _Said(Body, gc=False):
     top_k: int | None = None
 
 

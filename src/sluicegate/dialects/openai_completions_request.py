@@ -27,8 +27,8 @@ class _StreamOptions(StreamOptions, gc=False):
     continuous_usage_stats: bool | None = None
 
 
-class Completion(Struct, gc=False):
-    """The fields that are acted on, or whose types are known."""
+class Body(Struct, gc=False):
+    """The body, as far as the gateway acts on it."""
 
     model: Annotated[str, Meta(min_length=1, max_length=256)]
     prompt: Inputs | None
@@ -56,10 +56,10 @@ class Completion(Struct, gc=False):
     use_beam_search: bool | None = None
 
 
-_ACTED_ON = frozenset((*Completion.__struct_fields__, "background", "prompt_embeds"))
-_SILENT = frozenset(Completion.__struct_fields__) | {"metadata", "min_p", "provider", "repetition_penalty", "service_tier", "top_k"}
+_ACTED_ON = frozenset((*Body.__struct_fields__, "background", "prompt_embeds"))
+_SILENT = frozenset(Body.__struct_fields__) | {"metadata", "min_p", "provider", "repetition_penalty", "service_tier", "top_k"}
 _ABSENT = (b"null", b"[]")
-_decode = msgspec.json.Decoder(Completion).decode
+_decode = msgspec.json.Decoder(Body).decode
 _decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
 
 
@@ -90,7 +90,7 @@ def read_request(body: bytes) -> Request:
         cap_by="max_tokens" if cap is None or cap < LARGE else next(name for name in CAPS if getattr(typed, name) == cap),
         unbounded_by=content.unbounded_by,
         tokens=prompts.tokens,
-        echoed=[text for text in prompts.texts for _ in range(each)] if typed.echo else [],
+        echoed=[text for text in prompts.texts for _ in range(each)] if typed.echo else (),
         shown=not typed.echo and not typed.use_beam_search,
     )
 
@@ -102,7 +102,7 @@ def write_request(request: Request, target: Target) -> bytes:
     return openai_request.write_request(request, target)
 
 
-def _read(body: bytes) -> tuple[Completion, dict[str, Raw], Content]:
+def _read(body: bytes) -> tuple[Body, dict[str, Raw], Content]:
     fields: dict[str, Any] = _decode_fields(body)
     typed, content = _decode(body), Content()
     if not fields.keys() <= _SILENT:
@@ -112,7 +112,7 @@ def _read(body: bytes) -> tuple[Completion, dict[str, Raw], Content]:
     return typed, fields, content
 
 
-def _possible(typed: Completion, prompts: Counted, choices: int) -> None:
+def _possible(typed: Body, prompts: Counted, choices: int) -> None:
     if choices > CHOICES_MAX:
         name = "best_of" if typed.best_of else "n" if typed.n else "prompt"
         raise BadRequest(f"Prompts times answers to each are {choices}, more than {CHOICES_MAX}.", name)

@@ -16,10 +16,10 @@ from sluicegate.dialects.openai_body import bare_failure, failure_in, loosely
 from sluicegate.dialects.openai_chat import StreamReader, streamed, write_error, write_event, write_stream_error, write_truncation
 from sluicegate.dialects.openai_inputs import Inputs, counted
 from sluicegate.dialects.openai_messages import Content
-from sluicegate.dialects.openai_request import Count, more_fields, strictly
+from sluicegate.dialects.openai_request import Count, as_known, more_fields, strictly
 
 __all__ = [
-    "NAME", "PATH", "STATUS", "Embedding", "StreamReader", "read_answer", "read_request", "streamed",
+    "NAME", "PATH", "STATUS", "StreamReader", "read_answer", "read_request", "streamed",
     "write_error", "write_event", "write_request", "write_stream_error", "write_truncation",
 ]  # fmt: skip
 
@@ -28,8 +28,8 @@ STATUS: dict[str, int] = {}
 PATH = b"/embeddings"  # below a provider's base URL
 
 
-class Embedding(Struct, gc=False):
-    """The fields that are acted on, or whose types are known."""
+class Body(Struct, gc=False):
+    """The body, as far as the gateway acts on it."""
 
     model: Annotated[str, Meta(min_length=1, max_length=256)]
     input: Inputs
@@ -39,7 +39,7 @@ class Embedding(Struct, gc=False):
     stream: bool | None = None
 
 
-class _Body(Struct, gc=False):
+class _Answer(Struct, gc=False):
     """An answer. The vectors stay as they came."""
 
     data: Raw = Raw(b"")
@@ -47,10 +47,10 @@ class _Body(Struct, gc=False):
     error: Any = None
 
 
-_ACTED_ON = frozenset((*Embedding.__struct_fields__, "background"))
-_SILENT = frozenset(Embedding.__struct_fields__) | {"input_type", "metadata", "output_dtype", "truncate", "truncation"}
-_decode = msgspec.json.Decoder(Embedding).decode
-_decode_body = msgspec.json.Decoder(_Body).decode
+_ACTED_ON = frozenset((*Body.__struct_fields__, "background"))
+_SILENT = frozenset(Body.__struct_fields__) | {"input_type", "metadata", "output_dtype", "truncate", "truncation"}
+_decode = msgspec.json.Decoder(Body).decode
+_decode_answer = msgspec.json.Decoder(_Answer).decode
 _decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
 _encode = msgspec.json.Encoder().encode
 
@@ -83,18 +83,15 @@ def write_request(request: Request, target: Target) -> bytes:
     """The request as one deployment gets it: its model name, the rest as it came."""
     fields: dict[str, Any] = dict(request.fields)
     fields["model"] = target.model
-    for name in target.rejects:
-        fields.pop(name, None)
-    for name, theirs in target.renames:
-        if name in fields:
-            fields[theirs] = fields.pop(name)
+    if target.rejects or target.renames:
+        as_known(fields, target)
     return _encode(fields)
 
 
 def read_answer(body: bytes) -> Answer:
     """The vectors, or the body of an error status. Never raises."""
     try:
-        answer = _decode_body(body)
+        answer = _decode_answer(body)
     except (ValueError, RecursionError):
         loose = loosely(body)
         failure = failure_in(loose) if isinstance(loose, list) else None
@@ -106,7 +103,7 @@ def read_answer(body: bytes) -> Answer:
     return Answer([], [], usage.read(usage.OPENAI_EMBEDDINGS, answer.usage), failure, found or failure is not None)
 
 
-def _read(body: bytes) -> tuple[Embedding, dict[str, Raw], Content]:
+def _read(body: bytes) -> tuple[Body, dict[str, Raw], Content]:
     fields: dict[str, Raw] = _decode_fields(body)
     typed, content = _decode(body), Content()
     if not fields.keys() <= _SILENT:

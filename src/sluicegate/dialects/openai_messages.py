@@ -41,7 +41,7 @@ class _Call(Struct, forbid_unknown_fields=True, omit_defaults=True, gc=False):
 
 class _Url(Struct, forbid_unknown_fields=True, gc=False):
     url: str
-    detail: Literal["auto", "low", "high"] | None = None
+    detail: Literal["auto", "low", "high", "original"] | None = None
 
 
 class _Part(Struct, forbid_unknown_fields=True, gc=False):

@@ -10,6 +10,7 @@ upstreams would obey it) is a `BadRequest` that names the field. Choices made he
   frames them; of any other, what is not content counts as the JSON that it came in. Unknown fields and overlong settings count as they stand.
 - What the provider fetches or keeps for itself (searches, stored prompts, earlier answers, files) makes the input unbounded. Such fields are known by
   the words in their names, so that one which no list has yet is caught; a boolean of another name asks for no input.
+- What is billed and not shown (a prediction that was wrong, sound, the answers that were not the best) makes the output one that cannot be metered.
 - `background` is refused: an answer that nobody waits for could not be settled.
 - Half a surrogate pair, which Python's json writes, is read and sent as U+FFFD: few upstreams would take it.
 - Only `BadRequest` is ever raised.
@@ -99,7 +100,9 @@ class _Usual(_Settings, kw_only=True, gc=False):
     messages: Annotated[list[Message], Meta(min_length=1)]
 
 
-class _Any(_Settings, kw_only=True, gc=False):
+class Body(_Settings, kw_only=True, gc=False):
+    """The body, as far as the gateway acts on it."""
+
     messages: Annotated[list[AnyMessage], Meta(min_length=1)]
 
 
@@ -113,7 +116,7 @@ SETTING_BYTES = 64
 # Fields that put no text before the model (or whose text is counted by name below).
 _SILENT = frozenset(_Usual.__struct_fields__) - RENDERED | {
     "audio", "metadata", "min_p", "prompt_cache_key", "prompt_cache_retention", "provider", "repetition_penalty", "safety_identifier", "service_tier",
-    "store", "top_k", "transforms", "usage",
+    "prompt_cache_options", "store", "top_k", "transforms", "usage",
 }  # fmt: skip
 # Words in the names of fields by which the provider gets input of its own, without separators; and whole names.
 _FETCHING = (
@@ -124,10 +127,11 @@ _FETCHING_NAMES = frozenset(("chattemplate", "container", "files", "memory", "pr
 ABSENT = frozenset((b"null", b"false", b'""', b"[]"))  # an empty object asks for the defaults
 
 _decode_usual = msgspec.json.Decoder(_Usual).decode
-_decode_any = msgspec.json.Decoder(_Any).decode
+_decode_any = msgspec.json.Decoder(Body).decode
 _decode_usual_message = msgspec.json.Decoder(Message).decode
 _decode_list = msgspec.json.Decoder(list[Raw]).decode
 _decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
+_decode_items = msgspec.json.Decoder(list[dict[str, Raw]]).decode
 _encode = msgspec.json.Encoder().encode
 _NULL = Raw(b"null")
 _USAGE_ONLY = Raw(b'{"include_usage":true}')
@@ -157,6 +161,7 @@ def read_request(body: bytes) -> Request:
         cap_by="max_tokens" if cap is None or cap < LARGE else next(name for name in CAPS if getattr(typed, name) == cap),
         unbounded_by=content.unbounded_by,
         own_prompts=(1 if typed.tools or typed.functions else 0) + (1 if typed.response_format is not None else 0),
+        shown=typed.prediction is None and (typed.best_of or 1) <= (typed.n or 1) and "audio" not in (typed.modalities or ()),
     )
 
 
@@ -188,12 +193,31 @@ def write_request(request: Request, target: Target) -> bytes:
 
 
 def as_known(fields: dict[str, Any], target: Target) -> None:
-    """Takes out the fields that a provider answers with an error, and gives others the name by which it knows them."""
+    """Takes out the fields that a provider answers with an error, and gives others the name by which it knows them.
+
+    `messages[].name` is a field of each message.
+    """
     for name in target.rejects:
-        fields.pop(name, None)
+        outer, within, inner = name.partition("[].")
+        if within and outer in fields:
+            fields[outer] = _without(fields[outer], inner)
+        else:
+            fields.pop(name, None)
     for name, theirs in target.renames:
         if name in fields:
             fields[theirs] = fields.pop(name)
+
+
+def _without(items: Any, name: str) -> Any:
+    """A list of objects without a field of that name. As bytes it is looked into only if the name stands somewhere in it."""
+    if isinstance(items, Raw):
+        if name.encode() not in bytes(items):
+            return items
+        try:
+            items = _decode_items(items)
+        except RecursionError:  # as above
+            raise BadRequest("The body is nested too deeply.", "messages") from None
+    return [{field: value for field, value in item.items() if field != name} for item in items]
 
 
 def strictly(read: Callable[[bytes], T], body: bytes) -> T:
@@ -215,11 +239,11 @@ def strictly(read: Callable[[bytes], T], body: bytes) -> T:
         raise BadRequest("The body is nested too deeply.") from None
 
 
-def _read(body: bytes) -> tuple[_Usual | _Any, dict[str, Raw], Content]:
+def _read(body: bytes) -> tuple[_Usual | Body, dict[str, Raw], Content]:
     """The typed body, its fields as they came, and what the provider will read of it."""
     fields = _decode_fields(body)
     content = Content()
-    typed: _Usual | _Any
+    typed: _Usual | Body
     try:
         typed = usual = _decode_usual(body)
     except msgspec.ValidationError:

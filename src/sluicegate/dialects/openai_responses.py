@@ -252,7 +252,7 @@ class StreamReader:
         if failure is not None:
             return [Event(raw, "error", usage=usage, failure=failure)]
         output = response.get("output")
-        text, calls = _written(output) if isinstance(output, list) and not self._seen else ("", 0)
+        text, calls = _written(output) if isinstance(output, list) and not (self._seen or self._called) else ("", 0)
         deltas = [Delta(0, text, calls)] if text or calls else []
         finish = _finish(response if type_ != "response.incomplete" else response | {"status": "incomplete"})
         if finish == "stop" and self._called_back():
@@ -346,7 +346,7 @@ def write_stream_error(message: str, type: str = "server_error", code: str | Non
     """The events that end a stream which has begun: an error, and the response as failed. Clients look for one or the other."""
     events = Events(_LAST_SEQUENCE - 1)
     error = {"type": type, "code": code, "message": message, "param": None, **(extra or {})}
-    failed = {"id": "", "object": "response", "status": "failed", "output": [], "error": {"code": code or type, "message": message}}
+    failed = {"id": "", "object": "response", "status": "failed", "output": [], "error": {"code": "server_error", "message": message}}
     return events.event("error", {"code": code, "message": message, "param": None, "error": error}) + events.event(
         "response.failed", {"response": failed}
     )

@@ -41,7 +41,9 @@ class _Tool(Struct, gc=False):
     name: str | None = None
 
 
-class _Settings(Struct, gc=False):
+class Body(Struct, gc=False):
+    """The body, as far as the gateway acts on it."""
+
     model: Annotated[str, Meta(min_length=1, max_length=256)]
     input: str | list[Raw] | None = None
     instructions: str | None = None
@@ -73,12 +75,12 @@ class _Settings(Struct, gc=False):
 
 
 _STATEFUL = ("previous_response_id", "conversation", "prompt")
-_ACTED_ON = frozenset((*_Settings.__struct_fields__, *_STATEFUL, "background", "context_management"))
-_SILENT = frozenset(_Settings.__struct_fields__) - RENDERED - {"previous_response_id"} | {
+_ACTED_ON = frozenset((*Body.__struct_fields__, *_STATEFUL, "background", "context_management"))
+_SILENT = frozenset(Body.__struct_fields__) - RENDERED - {"previous_response_id"} | {
     "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "safety_identifier", "service_tier",
 }  # fmt: skip
 
-_decode = msgspec.json.Decoder(_Settings).decode
+_decode = msgspec.json.Decoder(Body).decode
 _decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
 _encode = msgspec.json.Encoder().encode
 
@@ -130,7 +132,7 @@ def write_request(request: Request, target: Target) -> bytes:
     return _encode(fields)
 
 
-def _read(body: bytes) -> tuple[_Settings, dict[str, Raw], Content]:
+def _read(body: bytes) -> tuple[Body, dict[str, Raw], Content]:
     """The typed body, its fields as they came, and what the provider will read of it."""
     fields = _decode_fields(body)
     typed = _decode(body)

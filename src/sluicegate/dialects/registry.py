@@ -9,11 +9,15 @@ from typing import Any
 from sluicegate.dialects import (
     anthropic_content,
     anthropic_messages,
+    ollama,
+    ollama_content,
     openai_chat,
     openai_chat_content,
     openai_completions,
     openai_completions_content,
     openai_embeddings,
+    openai_responses,
+    openai_responses_content,
 )
 from sluicegate.dialects.between import Between, Origin
 from sluicegate.dialects.content import Inexpressible
@@ -22,18 +26,22 @@ from sluicegate.dialects.form import Request
 _MODULES = (
     openai_chat,
     openai_completions,
+    openai_responses,
     openai_embeddings,
     anthropic_messages,
+    ollama,
 )
 DIALECTS: dict[str, ModuleType] = {module.NAME: module for module in _MODULES}
 CLIENTS: dict[str, Any] = {
     openai_chat.NAME: openai_chat_content,
     openai_completions.NAME: openai_completions_content,
+    openai_responses.NAME: openai_responses_content,
     anthropic_messages.NAME: anthropic_content,
 }
 PROVIDERS: dict[str, Any] = {
     openai_chat.NAME: openai_chat_content,
     anthropic_messages.NAME: anthropic_content,
+    ollama.NAME: ollama_content,
 }
 
 

@@ -62,12 +62,21 @@ class Reader:
         events: list[RawEvent] = []
         start, cr = 0, 13 in data
         while True:
-            # The usual event is one line, `data: {...}`, and an empty one: finds, no regular expression.
+            # The usual event is one line, `data: {...}`, with at most a name before it, and an empty line: finds, no regular expression.
             line = -1 if cr else data.find(10, start)
             if line >= 0 and data.startswith(b"\n\n", line) and data.startswith(b"data: ", start):
                 end = line + 2
                 self._started = True
                 event = RawEvent(data[start:end], "", data[start + 6 : line])
+            elif (
+                line >= 0
+                and data.startswith(b"event: ", start)
+                and data.startswith(b"data: ", line + 1)
+                and data.startswith(b"\n\n", second := data.find(10, line + 1))
+            ):
+                end = second + 2
+                self._started = True
+                event = RawEvent(data[start:end], data[start + 7 : line].decode("utf-8", "replace"), data[line + 7 : second])
             else:
                 if cr:
                     blank = _BLANK.search(data, look)

@@ -98,7 +98,14 @@ def laid_over(earlier: dict[str, Any] | None, later: Any) -> dict[str, Any] | No
     """A later report of the same call over an earlier one, before either is read: field by field, where the later one says more than nothing."""
     if not isinstance(later, dict):
         return earlier
-    return {**(earlier or {}), **{name: value for name, value in later.items() if value or name not in (earlier or {})}}
+    over = dict(earlier or {})
+    for name, value in later.items():
+        known = over.get(name)
+        if isinstance(known, dict) and isinstance(value, dict):
+            over[name] = known | {part: count for part, count in value.items() if count or part not in known}
+        elif value or name not in over:
+            over[name] = value
+    return over
 
 
 def _counts(shape: Shape, reported: dict[str, Any]) -> Usage:

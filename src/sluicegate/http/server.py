@@ -26,21 +26,42 @@ from sluicegate.http.exchange import Handler, logger
 
 Application = Callable[[Any, Any, Any], Awaitable[None]]  # ASGI 3
 
+BACKLOG = 2_048  # connections that wait to be accepted
 CUT_S = 1.5
 _POLL_S = 0.05
 
 
-def listen(host: str, port: int, backlog: int = 2048) -> socket.socket:
-    """A listening socket; raises OSError. Accepted ones inherit its options."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.create_server((host, port), family=family, backlog=backlog)
-    # Without it the last bytes of a stream wait up to 40 ms for the client's acknowledgement. asyncio's own loop sets it only where `proto` is given.
-    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+def bind(host: str, port: int) -> socket.socket:
+    """A socket that has the port and does not listen yet: a server listens when it can serve, until then clients are refused, and go elsewhere.
+
+    Raises OSError. Accepted sockets inherit its options.
+    """
+    bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # Without it the last bytes of a stream wait up to 40 ms for the client's acknowledgement. asyncio's own loop sets it only where `proto` is
+        # given.
+        bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        bound.bind((host, port))
+    except BaseException:
+        bound.close()
+        raise
+    return bound
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket; raises OSError."""
+    listening = bind(host, port)
+    try:
+        listening.listen(BACKLOG)
+    except BaseException:
+        listening.close()
+        raise
     return listening
 
 
 class Server(uvicorn.Server):
-    """One worker's server. `sockets` are inherited listening sockets; without any it listens on host and port (0: any free one)."""
+    """One worker's server. `sockets` are inherited, and listen once it has started; without any it listens on host and port (0: any free one)."""
 
     server_state: State
 
@@ -69,6 +90,7 @@ class Server(uvicorn.Server):
                 access_log=False,
                 proxy_headers=False,
                 timeout_keep_alive=int(bounds.keep_alive_s),
+                backlog=BACKLOG,
             )
         )
         self.server_state = State(handle, bounds, asgi_prefixes)

@@ -65,8 +65,8 @@ class Dialect(Protocol):
 
     def unary(self, answer: "Answer") -> bytes: ...
     def Writer(self, answer: "Answer") -> Writer: ...
-    def error(self, status: int, message: str, code: str | int) -> dict[str, Any]:
-        """The body of an error."""
+    def error(self, status: int, message: str, code: str | int, param: str | None = None) -> dict[str, Any]:
+        """The body of an error. param: the field that is wrong, for those that have a place for it."""
         ...
 
     def error_in_200(self, options: MockOptions, stream: bool) -> bytes:

@@ -158,7 +158,7 @@ def signature(thought: str) -> str:
     return "mock-" + hashlib.blake2b(thought.encode(), digest_size=16).hexdigest()
 
 
-def error(status: int, message: str, code: str | int) -> dict[str, Any]:
+def error(status: int, message: str, code: str | int, param: str | None = None) -> dict[str, Any]:
     """An error in Anthropic's shape. code: the type, if it is given."""
     kind = code or _TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
     return {"type": "error", "error": {"type": kind, "message": message or phrase(status)}, "request_id": "req_mock"}

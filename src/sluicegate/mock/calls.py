@@ -16,7 +16,11 @@ Choices = Annotated[int, msgspec.Meta(ge=1, le=128)]
 
 
 class BadCall(Exception):
-    """The request is not a call that the mock understands."""
+    """The request is not a call that the mock understands. param: the field, where that is known."""
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
 
 
 class Offered(NamedTuple):
@@ -57,18 +61,19 @@ class StreamOptions(msgspec.Struct):
     include_usage: bool | None = None
 
 
-def read(decode: Callable[[bytes], T], body: bytes | msgspec.Raw) -> T:
-    """Decodes. Raises BadCall with a message that names the field."""
+def read(decode: Callable[[bytes], T], body: bytes | msgspec.Raw, field: str | None = None) -> T:
+    """Decodes the body, or a field of it. Raises BadCall."""
     try:
         return decode(bytes(body))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadCall(str(error)) from None
+        raise BadCall(str(error), field) from None
 
 
 class Conversation:
     """Takes the turns in order, for their texts and for whether calls and results fit."""
 
-    def __init__(self) -> None:
+    def __init__(self, field: str = "messages") -> None:
+        self._field = field
         self.texts: list[str] = []
         self.answered = False  # the last turn is the result of a tool
         self._open: list[str] = []
@@ -88,7 +93,7 @@ class Conversation:
     def result(self, id: str, text: str) -> None:
         """A tool has answered."""
         if id not in self._open:
-            raise BadCall(f"the result of {id!r} answers no call of a tool right before it")
+            raise BadCall(f"the result of {id!r} answers no call of a tool right before it", self._field)
         self._open.remove(id)
         self.answered = True
         self.texts.append(text)
@@ -96,7 +101,7 @@ class Conversation:
     def end(self) -> None:
         """Nothing may be left unanswered here."""
         if self._open:
-            raise BadCall(f"calls of tools without a result right after them: {', '.join(self._open)}")
+            raise BadCall(f"calls of tools without a result right after them: {', '.join(self._open)}", self._field)
 
 
 def offered(tools: Iterable[Offered], conversation: Conversation) -> list[Offered]:

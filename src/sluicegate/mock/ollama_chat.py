@@ -88,7 +88,7 @@ def read_call(body: bytes) -> Call:
     )
 
 
-def error(status: int, message: str, code: str | int) -> dict[str, Any]:
+def error(status: int, message: str, code: str | int, param: str | None = None) -> dict[str, Any]:
     """An error in Ollama's shape."""
     return {"error": message or phrase(status).lower()}
 

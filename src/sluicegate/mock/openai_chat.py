@@ -68,7 +68,7 @@ _decode_messages = msgspec.json.Decoder(list[Message]).decode
 def read_call(body: bytes) -> Call:
     """Of two caps the larger counts: a gateway that lowers one and forgets the other must be found out."""
     asked = read(_decode_body, body)
-    messages = read(_decode_messages, asked.messages)
+    messages = read(_decode_messages, asked.messages, "messages")
     conversation = Conversation()
     for message in messages:
         content = message.content

@@ -14,11 +14,11 @@ KEY_HEADER = "authorization"
 _json = msgspec.json.Encoder().encode
 
 
-def error(status: int, message: str, code: str | int) -> dict[str, Any]:
+def error(status: int, message: str, code: str | int, param: str | None = None) -> dict[str, Any]:
     """An error in OpenAI's shape."""
     kind = "rate_limit_error" if status == 429 else "server_error" if status >= 500 else "invalid_request_error"
     fallback = "rate_limit_exceeded" if status == 429 else None
-    return {"error": {"message": message or phrase(status), "type": kind, "param": None, "code": code or fallback}}
+    return {"error": {"message": message or phrase(status), "type": kind, "param": param, "code": code or fallback}}
 
 
 def phrase(status: int) -> str:

@@ -69,7 +69,7 @@ def read_call(body: bytes) -> Call:
     """Each call of a function must have its output, and each output its call."""
     asked = read(_decode_body, body)
     given = read(_decode_input, asked.input)
-    conversation = Conversation()
+    conversation = Conversation("input")
     if asked.instructions:
         conversation.turn(asked.instructions)
     items = [Item(content=given)] if isinstance(given, str) else given

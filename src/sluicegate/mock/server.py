@@ -153,7 +153,7 @@ class Mock:
             else:
                 connection.answer(404, error(404, f"no {method} {route[1]} here", ""))
         except (BadCall, MockOptionError) as bad:
-            connection.answer(400, (dialect or openai_chat).error(400, str(bad), ""))
+            connection.answer(400, (dialect or openai_chat).error(400, str(bad), "", getattr(bad, "param", None)))
 
     def stats(self) -> Stats:
         """Counts so far, per caller and in total."""

@@ -77,19 +77,20 @@ def configure(form: Literal["json", "console"], stream: TextIO | None = None, le
 
 
 class StateLog:
-    """The state of one thing (the ledger, a journal, a provider): one line per change."""
+    """The state of one thing (the ledger, the records, a journal, a tree): one line per change, `<name> state`."""
 
-    def __init__(self, name: str, state: str, good: frozenset[str] = frozenset({"ok"})) -> None:
+    def __init__(self, name: str, state: str, good: frozenset[str]) -> None:
         """state: what it begins with, not logged. good: states logged as info; others are warnings."""
-        self._name, self.state, self._good = name, state, good
+        self._name, self._state, self._good = name, state, good
 
     def __call__(self, state: str, **fields: object) -> None:
         """It is in this state now."""
-        if state == self.state:
+        if state == self._state:
             return
-        before, self.state = self.state, state
+        before, self._state = self._state, state
         logger = structlog.get_logger()
-        (logger.info if state in self._good else logger.warning)(f"{self._name} {state}", before=before, **fields)
+        say = logger.info if state in self._good else logger.warning
+        say(f"{self._name} state", **{"from": before, "to": state}, **fields)
 
 
 # -- one line per request -----------------------------------------------------------------------------------------------------------------

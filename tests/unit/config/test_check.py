@@ -100,7 +100,7 @@ def test_records_of_one_machine_beside_a_shared_ledger_are_warned_about() -> Non
     redis = "ledger: redis://127.0.0.1/0\n"
     [line] = warnings(loaded("[]", keys, more=redis))
     assert line.startswith("records: ")
-    assert line.endswith("re-seeding a lost ledger then knows only this machine's usage")
+    assert line.endswith("a replica with other records is refused at its start")
     assert warnings(loaded("[]", keys, more=redis + "records: postgresql://u:p@h/d")) == []
 
 

@@ -223,6 +223,7 @@ def test_events_are_never_undercounted(text: str, lengths: list[int], factor_mil
         ({"stop": None, "tools": None}, True),
         ({"stop": "END"}, False),
         ({"stop": ["END"]}, False),
+        ({"stop_sequences": ["END"]}, False),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, False),
     ],
 )

@@ -76,10 +76,11 @@ def concurrent(ceiling, key="o"):
         (window(1000), None, (100, 1000), (16, 50, 50), ("granted", 50, 50)),
         (window(1000), None, (100, 1000), (16, 50, 100), ("granted", 100, 100)),  # room is 8 times the output wanted: all of it at once
         (window(899), None, (100, 1000), (16, 50, 100), ("granted", 50, 100)),  # one less: what is aimed at
-        (window(899), None, (100, 1000), (60, 50, 100), ("granted", 60, 100)),  # never below need
+        (window(899), None, (100, 1000), (100, 50, 100), ("granted", 50, 100)),  # also to who asks that there be room for more
         (window(1000), [500, 450], (10, 1000), (16, 50, 100), ("granted", 40, 40)),  # room below want: all the room, whatever the aim
         (window(1000), [500, 474], (10, 1000), (16, 50, 100), ("granted", 16, 16)),  # exactly need
         (window(1000), [500, 475], (10, 1000), (16, 50, 100), ("refused", 0, 15)),  # one below need
+        (window(1000), [500, 391], (10, 1000), (100, 50, 100), ("refused", 0, 99)),  # the same where need is above the aim
         (window(1000), [500, 490], (10, 1000), (1, 1, 1), ("refused", 0, 0)),  # the input takes the rest
         (window(1000), [1000, 0], (10, 1000), (1, 1, 1), ("refused", 0, 0)),  # exhausted
         (window(1000), [1500, 0], (10, 1000), (1, 1, 1), ("refused", 0, 0)),  # overrun

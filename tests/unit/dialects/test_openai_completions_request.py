@@ -190,7 +190,7 @@ def test_usage_is_asked_for_in_a_stream() -> None:
 def test_an_echo_is_known_by_choice(fields: dict[str, Any], echoed: list[str]) -> None:
     """The prompt that each choice begins with; where there is one, what a stream shows is not relied on."""
     request = read(**fields)
-    assert (request.echoed, request.shown) == (echoed, not fields.get("echo"))
+    assert (list(request.echoed), request.shown) == (echoed, not fields.get("echo"))
 
 
 def test_beams_are_not_shown() -> None:

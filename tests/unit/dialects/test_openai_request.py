@@ -515,3 +515,51 @@ def test_usage_is_asked_for_in_streams() -> None:
     assert sent(read(stream=True, stream_options=options))["stream_options"] == {"include_usage": True, "include_obfuscation": False}
     assert "stream_options" not in sent(read())
     assert "stream_options" not in sent(read(stream=True), Target("m", 1, "max_tokens", False))
+
+
+# -- what a provider's row says -----------------------------------------------------------------------------------------------------------
+
+
+def test_fields_that_a_provider_rejects_are_taken_out() -> None:
+    """Wherever they stand: in the body, or in each message, where nothing else is changed. A row cannot take out what the gateway itself says."""
+    target = Target("m", 9, "max_tokens", True, rejects=("store", "seed", "absent", "max_tokens", "messages[].odd", "messages[].gone", "none[].x"))
+    messages = [{"role": "user", "content": "x", "odd": 1}, {"role": "assistant", "content": '"odd"', "odd": {"odd": 2}, "kept": {"odd": 3}}]
+    got = sent(read(messages=messages, store=True, seed=5, new=1), target)
+    kept = [{"role": "user", "content": "x"}, {"role": "assistant", "content": '"odd"', "kept": {"odd": 3}}]
+    assert got == {"model": "m", "messages": kept, "new": 1, "max_tokens": 9}
+
+
+def test_messages_without_a_rejected_field_pass_as_they_came() -> None:
+    """To the byte."""
+    raw = b'{"model":"m","messages":[ {"role":"user",  "content":"x"} ]}'
+    assert b'[ {"role":"user",  "content":"x"} ]' in write_request(read_request(raw), Target("m", 9, "max_tokens", True, rejects=("messages[].odd",)))
+
+
+def test_fields_that_a_provider_knows_by_another_name() -> None:
+    """Are sent under that name, whatever they hold."""
+    target = Target("m", 9, "max_tokens", True, renames=(("seed", "random_seed"), ("absent", "gone")))
+    assert sent(read(seed=5), target) == {"model": "m", "messages": [USER], "random_seed": 5, "max_tokens": 9}
+
+
+def test_a_provider_that_rejects_stream_options_is_not_asked_for_usage() -> None:
+    """Its row says both: neither the client's options nor the gateway's go there."""
+    target = Target("m", 9, "max_tokens", False, rejects=("stream_options",))
+    assert "stream_options" not in sent(read(stream=True, stream_options={"include_usage": True}), target)
+
+
+@pytest.mark.parametrize(
+    ("fields", "shown"),
+    [
+        ({}, True),
+        ({"n": 3}, True),
+        ({"n": 2, "best_of": 2}, True),
+        ({"modalities": ["text"]}, True),
+        ({"modalities": ["text", "audio"]}, False),
+        ({"prediction": {"type": "content", "content": "x"}}, False),
+        ({"best_of": 3}, False),
+        ({"n": 2, "best_of": 3}, False),
+    ],
+)
+def test_output_that_is_billed_and_not_shown(fields: dict[str, Any], shown: bool) -> None:
+    """Wrong predictions, sound, and answers that were not the best cannot be seen in a stream: it must not be metered by what is seen."""
+    assert read(**fields).shown is shown

@@ -52,6 +52,15 @@ def test_byte_by_byte() -> None:
     assert b"".join(event.raw for event in events) == STREAM
 
 
+def test_named_events() -> None:
+    """A name, whatever is in it, before one data line or several, alone, or with other fields; cut anywhere, the same."""
+    stream = b"event: a\ndata: 1\n\nevent: \xff\ndata: 2\n\nevent: b\ndata: 3\ndata: 4\n\nevent: c\n\nevent: d\nid: 1\ndata: 5\n\nevent: e\ndata: 6\n"
+    events = read(stream)
+    assert said(events) == [("a", b"1"), ("\ufffd", b"2"), ("b", b"3\n4"), ("c", b""), ("d", b"5"), ("e", b"6")]
+    assert b"".join(event.raw for event in events) == stream
+    assert all(read(stream[:at], stream[at:]) == events for at in range(len(stream)))
+
+
 @pytest.mark.parametrize("at", range(len(STREAM)))
 def test_any_cut(at: int) -> None:
     """One cut anywhere changes nothing."""

@@ -177,6 +177,9 @@ def test_reports_are_laid_over_each_other_before_they_are_read() -> None:
     assert read(ANTHROPIC, laid_over(start, {"cache_read_input_tokens": None, "input_tokens": 0})) == Usage(
         1020, 1, 900, 20, cache_write_1h_tokens=20
     )
+    parts = {"cache_creation": {"ephemeral_1h_input_tokens": 0, "ephemeral_5m_input_tokens": 3}}
+    assert read(ANTHROPIC, laid_over(start, parts)) == Usage(1023, 1, 900, 23, cache_write_1h_tokens=20)
+    assert start["cache_creation"] == {"ephemeral_1h_input_tokens": 20}
     assert laid_over(start, None) is start
     assert laid_over(None, {"input_tokens": 0, "output_tokens": None}) == {"input_tokens": 0, "output_tokens": None}
 

@@ -120,15 +120,14 @@ def test_level(stream: io.StringIO) -> None:
 def test_one_line_per_change_of_state(stream: io.StringIO) -> None:
     """A state that stays is not logged again; what is wrong is a warning, what is well again is not."""
     configure("json", stream)
-    log = StateLog("ledger", "ok")
-    for state in ("ok", "away", "away", "away", "ok", "ok"):
+    log = StateLog("ledger", "up", good=frozenset({"up"}))
+    for state in ("up", "away", "away", "away", "up", "up"):
         log(state, reason="x")
     events = [json.loads(line) for line in stream.getvalue().splitlines()]
-    assert [(event["event"], event["level"], event["before"]) for event in events] == [
-        ("ledger away", "warning", "ok"),
-        ("ledger ok", "info", "away"),
+    assert [(event["event"], event["level"], event["from"], event["to"], event["reason"]) for event in events] == [
+        ("ledger state", "warning", "up", "away", "x"),
+        ("ledger state", "info", "away", "up", "x"),
     ]
-    assert log.state == "ok"
 
 
 # -- access lines ---------------------------------------------------------------------------------------------------------------------------

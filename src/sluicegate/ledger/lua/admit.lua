@@ -1,5 +1,6 @@
 #!lua
--- admit: grants the largest g in [need, want] for which every counter has room, or refuses and changes nothing (but for what it sweeps).
+-- admit: grants `want`, `aim` of it where room is scarce, or all the room where that is less; refuses where it is below `need`, and changes nothing
+-- (but for what it sweeps).
 --
 -- KEYS  1 holds, 2 expiries, 3 index, 4 epoch, 5.. counters
 -- ARGV  1 figures (msgpack): state of expired holds (h, s); start_ms, end_ms of the time when all windows run; then as steps/counters.lua says
@@ -89,7 +90,7 @@ if room < need then return reply(1, 0, max(room, 0)) end
 
 -- From here on the admission succeeds.
 local g = room
-if room == want and not plenty then g = max(need, aim) end
+if room == want and not plenty then g = aim end
 if old then
   local _, finish = rare()
   local nothing = {}
