@@ -10,7 +10,7 @@ INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-
 UV_VERSION = 0.13.9
 COMPILE = .make/lock/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --no-emit-index-url
 
-.PHONY: run test cov check demo bench soak rate-accuracy shared-or-split overshoot plots e2e-llama lock clean redis postgres faketime
+.PHONY: run test cov check demo bench soak rate-accuracy shared-or-split overshoot failover plots e2e-llama lock clean redis postgres faketime
 
 run: $(VENV)/run.stamp
 	@PORT=$(PORT) $(BIN)/sluicegate serve --mock
@@ -51,6 +51,9 @@ shared-or-split: $(VENV)/test.stamp redis
 
 overshoot: $(VENV)/test.stamp redis faketime
 	@$(BIN)/python bench/overshoot.py $(OPTIONS)
+
+failover: $(VENV)/test.stamp redis
+	@$(BIN)/python bench/failover.py $(OPTIONS)
 
 plots: $(VENV)/bench.stamp
 	@$(BIN)/python bench/plot.py $(lastword $(sort $(wildcard bench/results/overshoot-*.json)))

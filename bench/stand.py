@@ -481,5 +481,3 @@ def wait_idle(urls: Sequence[str]) -> None:
         if time.monotonic() > deadline:
             raise TimeoutError(f"mocks still produce after {QUIET_S} s")
         time.sleep(0.05)
-
-

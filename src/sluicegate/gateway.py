@@ -192,6 +192,7 @@ class Gateway:
             if pause_s is None:
                 self.standings.note(standing, permit, outcome)
                 return reject.upstream(outcome)
+            self.holding.leave_deployment(trip, attempt)
             tries += 1
             trip.upstream_s += pause_s
             await self._sleep(pause_s)

@@ -311,8 +311,15 @@ class Holding:
         """Ends what an attempt that was not billed holds, but for what `attempt` took over in the step that admitted it."""
         if attempt.held.mode == "force":  # nothing was admitted
             self._end(earlier.held, NOTHING, 0)
-        if earlier.at_deployment is not None:
-            self._end(earlier.at_deployment, NOTHING, int(earlier.written), None, self._spent(trip, earlier, NOTHING, 0))
+        self.leave_deployment(trip, earlier)
+
+    def leave_deployment(self, trip: Trip, attempt: Attempt) -> None:
+        """Ends what an attempt that was not billed holds of the deployment's own limits: before another one, also of the same deployment."""
+        own = attempt.at_deployment
+        if own is not None:
+            spent = self._spent(trip, attempt, NOTHING, 0)
+            attempt.at_deployment = None
+            self._end(own, NOTHING, int(attempt.written), None, spent)
 
     def _end(self, held: Held, charge: Charge, requests: int, record: Record | None = None, spent: Spent | None = None) -> None:
         if held.refset is not None:

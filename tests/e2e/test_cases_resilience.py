@@ -144,3 +144,15 @@ async def test_a_spent_limit_is_noticed_before_it_refuses(tmp_path: Path) -> Non
         bench.mock.fault(count=1, model="one", headers={"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "6m0s"})
         assert await tries(bench) == "200 mock/one:200"
         assert await tries(bench) == "200 second/two:200"
+
+
+async def test_a_retry_needs_no_second_place_at_the_deployment(tmp_path: Path) -> None:
+    """Its own limits hold for one call at a time: the first try's place is free again before the second; each call counts there, the request once."""
+    models = ROUTE["models"].replace("model: one,", "model: one, limits: [1 concurrent, 5 requests/day],")
+    async with running(tmp_path, more=resilience(retries=2), **{**ROUTE, "models": models}) as bench:
+        bench.mock.fault(count=2, model="one", status=503)
+        assert await tries(bench) == "200 mock/one:503,mock/one:503,mock/one:200"
+        assert (await bench.usage())["key key requests/day"]["used"] == 1
+        counters, holds = await bench.ledger.show()
+        assert not holds
+        assert sorted(counter.used for counter in counters if "mock/one" in counter.key and counter.used) == [3]
