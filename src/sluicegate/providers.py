@@ -173,7 +173,7 @@ ROWS = {
         own_prompt=_CLAUDE_OWN_PROMPT,
         image_tokens=_CLAUDE_IMAGES,
     ),
-    # https://github.com/ollama/ollama/blob/main/docs/api.md. Its own chat API is used, not OpenAI's (openai.md beside it): where a model thinks and the
+    # https://github.com/ollama/ollama/blob/main/docs/api.md. Its own chat API is used, not OpenAI's (openai.md there): where a model thinks and the
     # answer is to have a shape it generates twice, which only the former can prevent (dialects/ollama_content.py). It stops with the request.
     "ollama": Row(
         _OLLAMA,
@@ -284,8 +284,6 @@ def paths(row: Row, model: str, base_url: str = "", api_version: str = "") -> tu
     again."""
     quoted, found, elsewhere = quote(model, safe=""), [], dict(row.paths)
     for name in (row.dialect, *row.also):
-        if name not in DIALECTS:
-            continue
         path = DIALECTS[name].PATH.decode()
         if base_url.endswith("/v1"):
             path = path.removeprefix("/v1")
