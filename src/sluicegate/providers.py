@@ -38,10 +38,11 @@ class Row(msgspec.Struct, frozen=True):
     stream_usage: bool = True  # accepts stream_options.include_usage
     rejects: tuple[str, ...] = ()  # fields that it answers with an error, and that no answer depends on
     renames: tuple[tuple[str, str], ...] = ()  # fields that it knows by another name
+    thoughts: str = ""  # the field of an assistant's message in which it takes back what its model thought; "": it does not
     extend: bool = False
     stops_on_close: bool = False
     token_per_event: bool = False
-    whole_calls: bool = False  # a call of a tool is seen only when all of it has been generated: with tools, output is capped
+    streams_calls: bool = False  # a call of a tool is seen as it is generated; else, with tools, output is capped and not extended
     cap_overrun: int = 0  # tokens per choice that may come beyond the cap that was sent
     own_prompt: int = 0  # tokens, at most, of a text of its own on the use of tools or the shape of the answer
     image_tokens: ByModel[int] = ()  # the most that one image counts; of others core/estimate.py assumes 4,096
@@ -183,7 +184,6 @@ ROWS = {
         cap_field="num_predict",
         extend=True,
         stops_on_close=True,
-        whole_calls=True,
         image_tokens=(("", _OPEN_MODELS_IMAGE),),
     ),
     # https://console.groq.com/docs/openai: logit_bias and names of messages are a 400. https://console.groq.com/docs/api-reference#chat-create:
@@ -227,6 +227,8 @@ ROWS = {
     # https://api-docs.deepseek.com/api/create-chat-completion; completions are a beta; https://api-docs.deepseek.com/guides/anthropic_api
     "deepseek": Row(
         _CHAT,
+        # A turn that called tools is a 400 without it: https://api-docs.deepseek.com/guides/thinking_mode
+        thoughts="reasoning_content",
         also=(_COMPLETIONS, _MESSAGES),
         base_url="https://api.deepseek.com",
         paths=((_COMPLETIONS, "/beta{path}"), (_MESSAGES, "/anthropic{path}")),
