@@ -26,6 +26,7 @@ from sluicegate.dialects.content import (
     ToolDelta,
     ToolUse,
 )
+from sluicegate.dialects.form import Event
 from support_golden import GOLDEN
 
 
@@ -73,6 +74,11 @@ def test_case_67_a_call_without_arguments_has_none() -> None:
         block = {"type": "tool_use", "id": "i", "name": "f", "input": given_at_start}
         got = pieces(event("content_block_start", index=0, content_block=block) + event("content_block_stop", index=0) * 2)
         assert got == [Begin("", "", 0), ToolBegin(0, 0, "i", "f"), ToolDelta(0, 0, json.dumps(given_at_start))]
+
+
+def test_an_event_of_no_shape_says_nothing() -> None:
+    """Not even that the answer has begun."""
+    assert Pieces().of(Event(b"", "other")) == Pieces().of(Event(b": ping\n\n", "other")) == Pieces().of(Event(b"data: 5\n\n", "other")) == []
 
 
 def test_tools_of_the_provider_are_left_out() -> None:
