@@ -374,7 +374,8 @@ class Gateway:
 def _target(trip: Trip, attempt: Attempt) -> Target:
     deployment, provider = attempt.deployment, attempt.deployment.provider
     foreign = trip.plan is not None and trip.plan.model.deployments[0].model != deployment.model  # the one that probably has written what came before
-    return Target(deployment.model, attempt.cap, deployment.cap_field, provider.stream_usage, provider.rejects, provider.renames, foreign)
+    quirks = (provider.stream_usage, provider.rejects, provider.renames, provider.thoughts)
+    return Target(deployment.model, attempt.cap, deployment.cap_field, *quirks, foreign)
 
 
 @types.coroutine

@@ -38,10 +38,11 @@ class Row(msgspec.Struct, frozen=True):
     stream_usage: bool = True  # accepts stream_options.include_usage
     rejects: tuple[str, ...] = ()  # fields that it answers with an error, and that no answer depends on
     renames: tuple[tuple[str, str], ...] = ()  # fields that it knows by another name
+    thoughts: str = ""  # the field of an assistant's message in which it takes back what its model thought; "": it does not
     extend: bool = False
     stops_on_close: bool = False
     token_per_event: bool = False
-    whole_calls: bool = False  # a call of a tool is seen only when all of it has been generated: with tools, output is capped
+    streams_calls: bool = False  # a call of a tool is seen as it is generated; else, with tools, output is capped and not extended
     cap_overrun: int = 0  # tokens per choice that may come beyond the cap that was sent
     own_prompt: int = 0  # tokens, at most, of a text of its own on the use of tools or the shape of the answer
     image_tokens: ByModel[int] = ()  # the most that one image counts; of others core/estimate.py assumes 4,096
@@ -173,7 +174,7 @@ ROWS = {
         own_prompt=_CLAUDE_OWN_PROMPT,
         image_tokens=_CLAUDE_IMAGES,
     ),
-    # https://github.com/ollama/ollama/blob/main/docs/api.md. Its own chat API is used, not OpenAI's (openai.md beside it): where a model thinks and the
+    # https://github.com/ollama/ollama/blob/main/docs/api.md. Its own chat API is used, not OpenAI's (openai.md there): where a model thinks and the
     # answer is to have a shape it generates twice, which only the former can prevent (dialects/ollama_content.py). It stops with the request.
     "ollama": Row(
         _OLLAMA,
@@ -183,7 +184,6 @@ ROWS = {
         cap_field="num_predict",
         extend=True,
         stops_on_close=True,
-        whole_calls=True,
         image_tokens=(("", _OPEN_MODELS_IMAGE),),
     ),
     # https://console.groq.com/docs/openai: logit_bias and names of messages are a 400. https://console.groq.com/docs/api-reference#chat-create:
@@ -227,6 +227,8 @@ ROWS = {
     # https://api-docs.deepseek.com/api/create-chat-completion; completions are a beta; https://api-docs.deepseek.com/guides/anthropic_api
     "deepseek": Row(
         _CHAT,
+        # A turn that called tools is a 400 without it: https://api-docs.deepseek.com/guides/thinking_mode
+        thoughts="reasoning_content",
         also=(_COMPLETIONS, _MESSAGES),
         base_url="https://api.deepseek.com",
         paths=((_COMPLETIONS, "/beta{path}"), (_MESSAGES, "/anthropic{path}")),
@@ -284,8 +286,6 @@ def paths(row: Row, model: str, base_url: str = "", api_version: str = "") -> tu
     again."""
     quoted, found, elsewhere = quote(model, safe=""), [], dict(row.paths)
     for name in (row.dialect, *row.also):
-        if name not in DIALECTS:
-            continue
         path = DIALECTS[name].PATH.decode()
         if base_url.endswith("/v1"):
             path = path.removeprefix("/v1")

@@ -1,7 +1,7 @@
 """One chat request, providers of every dialect: the same answer from each, the next one where one fails or cannot be asked, one budget over all.
 
 The mock speaks each provider's dialect with the same truth, and is as strict as they are. `gpt` is a model at an OpenAI-compatible provider, `claude`
-one at Anthropic; routes of both are named after their order.
+one at Anthropic, `llama` one at Ollama; routes of two are named after their order.
 """
 
 import asyncio
@@ -14,15 +14,22 @@ import pytest
 
 from support_inloop import Bench, Connection, Reply, request, running
 
-MODELS = """
+MODELS = (
+    """
   gpt: {deployments: [GPT]}
   claude: {deployments: [CLAUDE]}
+  llama: {deployments: [LLAMA]}
   gpt_claude: {deployments: [GPT, CLAUDE]}
   claude_gpt: {deployments: [CLAUDE, GPT]}
+  llama_gpt: {deployments: [LLAMA, GPT]}
+  gpt_llama: {deployments: [GPT, LLAMA]}
   claude_claude: {deployments: [CLAUDE, {provider: anthropic, model: two, price: {input: 0.5, output: 1.0}}]}""".replace(
-    "GPT", "{provider: mock, model: gpt, price: {input: 0.5, output: 1.0}}"
-).replace("CLAUDE", "{provider: anthropic, model: claude, price: {input: 0.5, output: 1.0}}")
-ROUTES = pytest.mark.parametrize("model", ["gpt", "claude"])
+        "GPT", "{provider: mock, model: gpt, price: {input: 0.5, output: 1.0}}"
+    )
+    .replace("CLAUDE", "{provider: anthropic, model: claude, price: {input: 0.5, output: 1.0}}")
+    .replace("LLAMA", "{provider: ollama, model: llama, price: {input: 0.5, output: 1.0}}")
+)
+ROUTES = pytest.mark.parametrize("model", ["gpt", "claude", "llama"])
 STREAM = pytest.mark.parametrize("stream", [False, True], ids=["unary", "stream"])
 WEATHER = {
     "type": "function",
@@ -35,7 +42,10 @@ CALLS = [{"name": "weather", "arguments": {"city": "Paris"}}, {"name": "weather"
 def bench(directory: Path, extend: bool = False, **settings: Any) -> Any:
     """A gateway in front of one mock, which is known as a provider of each dialect."""
     on = "on" if extend else "off"
-    providers = f"  anthropic: {{provider: anthropic, base_url: BASE_URL, api_key: sk-a, extend: {on}, stops_on_close: {on}, tokenizer: o200k_base}}"
+    common = f"extend: {on}, stops_on_close: {on}, tokenizer: o200k_base"
+    providers = f"""
+  anthropic: {{provider: anthropic, base_url: BASE_URL, api_key: sk-a, {common}}}
+  ollama: {{provider: ollama, base_url: ROOT_URL, {common}}}"""
     return running(directory, extend=extend, providers=providers, models=MODELS, **settings)
 
 
@@ -86,15 +96,14 @@ async def test_the_same_answer_whichever_provider_gives_it(tmp_path: Path, strea
     """Text, finish reason, usage and cost of one request are the same from a provider that is passed through and from one that is translated."""
     async with bench(tmp_path, limits="[9000 tokens/day]", options={"completion": 24, "prompt": 30, "cached": 10}) as b:
         b.whole = False  # the prompt is not what it is said to be
-        direct, translated = await answered(b, stream, model="gpt"), await answered(b, stream, model="claude")
-        assert translated[0]["content"] == direct[0]["content"] != ""
-        assert translated[1] == direct[1] == "stop"
-        for usage in (direct[2], translated[2]):
+        answers = [await answered(b, stream, model=model) for model in ("gpt", "claude", "llama")]
+        for message, finish, usage in answers:
+            assert (message["content"], finish) == (answers[0][0]["content"], "stop")
             assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (30, 24, 54)
-            assert usage["prompt_tokens_details"]["cached_tokens"] == 10
-        assert [record.deployment for record in b.records] == ["mock/gpt", "anthropic/claude"]
-        assert [record.source for record in b.records] == ["reported"] * 2
-        assert b.records[0].cost_nano_usd == b.records[1].cost_nano_usd > 0
+        assert [answer[2]["prompt_tokens_details"]["cached_tokens"] for answer in answers[:2]] == [10, 10]
+        assert [record.deployment for record in b.records] == ["mock/gpt", "anthropic/claude", "ollama/llama"]
+        assert [record.source for record in b.records] == ["reported"] * 3
+        assert len({record.cost_nano_usd for record in b.records}) == 1
 
 
 @STREAM
@@ -167,13 +176,13 @@ async def test_what_is_left_out_is_named(tmp_path: Path) -> None:
 # -- the next one -------------------------------------------------------------------------------------------------------------------------
 
 
+FAULTS: list[dict[str, Any]] = [{"status": 529}, {"status": 429}, {"cut_after": 0}, {"error_in_200": 503}, {"html": True}]
+NEXT = [("gpt_claude", "anthropic/claude"), ("claude_gpt", "mock/gpt"), ("gpt_llama", "ollama/llama"), ("llama_gpt", "mock/gpt")]
+FAILED = [(*route, {"status": 500}) for route in NEXT] + [(*route, fault) for route in NEXT[:2] for fault in FAULTS]
+
+
 @STREAM
-@pytest.mark.parametrize(
-    "fault",
-    [{"status": 500}, {"status": 529}, {"status": 429}, {"cut_after": 0}, {"error_in_200": 503}, {"html": True}],
-    ids=lambda fault: next(iter(fault)),
-)
-@pytest.mark.parametrize(("model", "served"), [("gpt_claude", "anthropic/claude"), ("claude_gpt", "mock/gpt")])
+@pytest.mark.parametrize(("model", "served", "fault"), FAILED, ids=[f"{model}-{next(iter(fault))}" for model, _, fault in FAILED])
 async def test_the_next_deployment_of_another_dialect(tmp_path: Path, model: str, served: str, fault: dict[str, Any], stream: bool) -> None:
     """Before the first output a route goes on, whatever the two speak, tools included."""
     first = model.partition("_")[0]
@@ -246,13 +255,14 @@ async def test_case_70_thinking_of_another_model_is_not_sent_on(tmp_path: Path, 
 # -- one budget ---------------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("model", ["claude", "llama"])
 @pytest.mark.parametrize("usage", [None, {"include_usage": True}], ids=["no usage", "usage"])
-async def test_a_translated_stream_is_cut_in_the_clients_dialect(tmp_path: Path, usage: Any) -> None:
+async def test_a_translated_stream_is_cut_in_the_clients_dialect(tmp_path: Path, usage: Any, model: str) -> None:
     """Where the budget runs out under it: `length`, why, usage if it was asked for, `[DONE]`; what was made is within the limit."""
     more = "budget: {estimator: fixed, fixed_output: 40}"
     async with bench(tmp_path, extend=True, limits="[1000 tokens/day]", options={"completion": 900, "tpot": 1}, more=more) as b:
         b.slack = 300  # a delta, and what it produces in 100 ms, as fast as it was seen to come
-        connection = await b.open(model="claude", stream=True, max_tokens=900, stream_options=usage)
+        connection = await b.open(model=model, stream=True, max_tokens=900, stream_options=usage)
         await connection.until(b'"content":"')
         await b.chat(model="gpt", max_tokens=600)
         reply = await connection.rest()
@@ -298,7 +308,7 @@ async def test_one_budget_over_every_surface(tmp_path: Path, extend: bool) -> No
     embedded = {"model": "gpt", "input": ["one", "two three"], "user": "sk-key"}
     options = {"completion": 120, "tpot": 0.2}
     async with bench(tmp_path, extend, limits="[20000 tokens/day]", options=options) as b:
-        b.slack = 20_000 if extend else 0
+        b.slack = 500 if extend else 0  # the deltas
         served: dict[str, int] = {}
 
         async def spend(path: str, body: dict[str, Any]) -> None:
@@ -309,7 +319,7 @@ async def test_one_budget_over_every_surface(tmp_path: Path, extend: bool) -> No
                     assert json.loads(reply.body)["error"]["code"] in ("budget_exceeded", "budget_busy")
                 served[path] = served.get(path, 0) + (reply.status == 200)
 
-        calls = [spend(path, body) for model in ("gpt", "claude") for stream in (False, True) for path, body in surfaces(model, stream)]
+        calls = [spend(path, body) for model in ("gpt", "claude", "llama") for stream in (False, True) for path, body in surfaces(model, stream)]
         await asyncio.gather(*calls, spend("/v1/embeddings", embedded))
         await b.quiet()
         assert 18_000 < b.total <= 20_000

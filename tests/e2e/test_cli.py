@@ -1,5 +1,6 @@
 """The command line as a user has it: real processes, their output and exit codes."""
 
+import asyncio
 import http.client
 import json
 import os
@@ -15,7 +16,10 @@ from pathlib import Path
 import pytest
 
 from sluicegate.config.load import EXAMPLE
+from sluicegate.core.claims import Settlement
+from sluicegate.ledger.sqlite import SqliteLedger
 from support_gateway import Child, Mock, answers, call, config, free_port, running_gateway, running_mock
+from support_ledgers import Desk, use
 
 TENANT = "  acme:\n    keys: [{name: k, key: sk-k, limits: [10k tokens/day, $1/day]}]\n"
 
@@ -254,6 +258,25 @@ def test_ledger_show_tells_counters_and_holds_in_words(tmp_path: Path) -> None:
     assert "1012 of key k tokens/day" in shown
     assert "no holds" in after
     assert re.search(rf"key k tokens/day .* {used} ", after)
+
+
+async def test_ledger_show_takes_no_marker_for_a_hold(tmp_path: Path, mock: Mock) -> None:
+    """An id that was charged without a hold is remembered for a week, and holds nothing; one that has expired was charged, and is shown."""
+    written(tmp_path, mock)
+    ledger = SqliteLedger(f"{tmp_path}/ledger.db")
+    await ledger.open()
+    await use(ledger, "acme")
+    desk = Desk(ledger, "acme")
+    await desk.admit(desk.refs(desk.window(9)), 5, 0, hold_id="expired", ttl_ms=0)
+    for hold_id, mode in (("charged", "force"), ("given-up", "cancel")):
+        await ledger.settle(Settlement(hold_id, desk.refs(desk.window(9)), (1,), mode))  # type: ignore[arg-type]
+    await asyncio.sleep(0.005)
+    await ledger.sweep(9)
+    await ledger.close()
+    shown = await asyncio.to_thread(sluicegate, "ledger", "show", "--config", str(tmp_path / "config.yaml"), cwd=tmp_path)
+    assert re.search(r"expired +│ +│ expired, held", shown.stdout), shown
+    assert "2 ids are remembered that hold nothing" in shown.stdout
+    assert not re.search("charged +│|given-up", shown.stdout)
 
 
 def test_the_mock_refuses_an_option_that_it_does_not_have(tmp_path: Path) -> None:

@@ -18,9 +18,11 @@ journal: {directory}/journal/
 providers:
   openai: {{dialect: openai, base_url: {url}/v1, api_key: OURS, forward_headers: [x-session]}}
   anthropic: {{dialect: anthropic, base_url: {url}, api_key: OURS}}
+  ollama: {{dialect: ollama, base_url: {url}}}
 models:
   openai: {{deployments: [{{provider: openai, model: gpt-4o}}]}}
   anthropic: {{deployments: [{{provider: anthropic, model: claude-sonnet-4-5}}]}}
+  ollama: {{deployments: [{{provider: ollama, model: llama3.2}}]}}
 tenants:
   acme: {{keys: [{{name: lab, key: sk-theirs}}]}}
 """
@@ -58,12 +60,14 @@ AT_ANTHROPIC = TRACING | {
     "anthropic-version": "2023-06-01",
     "anthropic-beta": "interleaved-thinking-2025-05-14",
 }
+AT_OLLAMA = TRACING | {"content-type": "application/json"}
 BEARER, KEY = {"Authorization": "Bearer sk-theirs"}, {"X-Api-Key": "sk-theirs"}
 SAID = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 16}
 CHAT = ("/chat/completions", SAID, BEARER, "x-request-id")
 CHAT_STREAM = ("/chat/completions", SAID | {"stream": True}, BEARER, "x-request-id")
 MESSAGES = ("/messages", SAID, KEY, "request-id")
 MESSAGES_STREAM = ("/messages", SAID | {"stream": True}, KEY, "request-id")
+RESPONSES = ("/responses", {"input": "Hi", "max_output_tokens": 16}, BEARER, "x-request-id")
 COMPLETIONS = ("/completions", {"prompt": "Hi", "max_tokens": 16}, BEARER, "x-request-id")
 EMBEDDINGS = ("/embeddings", {"input": "Hi"}, BEARER, "x-request-id")
 
@@ -80,16 +84,22 @@ def gateway(directory: Path, mock: Mock) -> Iterator[Gateway]:
         yield gateway
 
 
-@pytest.mark.parametrize("asked", [CHAT, CHAT_STREAM, COMPLETIONS, EMBEDDINGS, MESSAGES, MESSAGES_STREAM])
+@pytest.mark.parametrize("asked", [CHAT, CHAT_STREAM, COMPLETIONS, RESPONSES, EMBEDDINGS, MESSAGES, MESSAGES_STREAM])
 def test_to_openai(gateway: Gateway, mock: Mock, asked: Any) -> None:
     """Whatever the client speaks, OpenAI gets its own credential, what traces the request, what concerns it and what the operator has listed."""
     assert arrived(gateway, mock, "openai", asked) == AT_OPENAI
 
 
-@pytest.mark.parametrize("asked", [CHAT, CHAT_STREAM, COMPLETIONS, MESSAGES, MESSAGES_STREAM])
+@pytest.mark.parametrize("asked", [CHAT, CHAT_STREAM, COMPLETIONS, RESPONSES, MESSAGES, MESSAGES_STREAM])
 def test_to_anthropic(gateway: Gateway, mock: Mock, asked: Any) -> None:
     """Whatever the client speaks, Anthropic gets its own credential and version, what traces the request, and the betas that the client wants."""
     assert arrived(gateway, mock, "anthropic", asked) == AT_ANTHROPIC
+
+
+@pytest.mark.parametrize("asked", [CHAT, CHAT_STREAM, COMPLETIONS, RESPONSES, EMBEDDINGS, MESSAGES, MESSAGES_STREAM])
+def test_to_ollama(gateway: Gateway, mock: Mock, asked: Any) -> None:
+    """Whatever the client speaks, a provider without a credential gets none, and of the client what traces the request alone."""
+    assert arrived(gateway, mock, "ollama", asked) == AT_OLLAMA
 
 
 def arrived(gateway: Gateway, mock: Mock, model: str, asked: Any) -> dict[str, str]:

@@ -412,7 +412,7 @@ async def test_a_cluster_with_tls_names_and_passwords(tmp_path: Path, certificat
     server = Server(tmp_path, "--cluster-enabled", "yes", "--tls-port", str(tls_port), *files, *names)
     try:
         server.client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, SLOTS - 1)
-        server.client.execute_command("ACL", "SETUSER", "gate", "on", ">p@ss,word", "~sg1:*", "+@all", "-@admin", "+config|get")
+        server.client.execute_command("ACL", "SETUSER", "gate", "on", ">p@ss,word", "~sg1:*", "+@all", "-@dangerous", "+info", "+config|get")
         server.client.execute_command("ACL", "SETUSER", "default", ">other")
         server.client.auth("other")
         formed = "cluster_state", "ok"

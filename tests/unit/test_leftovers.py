@@ -1,7 +1,9 @@
 """What dead workers left: read whole, in order, by one process at a time."""
 
 import asyncio
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -118,3 +120,22 @@ def test_a_worker_reads_its_own_files(tmp_path: Path) -> None:
     assert numbers(read_own(tmp_path, "w1")) == [1, 2, 3]
     own.close()
     other.close()
+
+
+@pytest.mark.parametrize("when", ["before it is opened", "before it is locked"])
+def test_a_file_that_another_worker_has_just_taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
+    """It is gone between being seen and being locked: the writer's other files are taken, nothing of it is read."""
+    write(tmp_path, "w1", range(1, 3)).close()
+    first = sorted(tmp_path.iterdir(), key=lambda path: path.name.partition("-")[2])[0]
+    take = os.open
+
+    def late(path: Any, flags: int, *rest: Any) -> int:
+        if when == "before it is opened" and path == first:
+            first.unlink()
+        fd = take(path, flags, *rest)
+        if path == first:
+            first.unlink()
+        return fd
+
+    monkeypatch.setattr(os, "open", late)
+    assert numbers(found(tmp_path)) == [2]

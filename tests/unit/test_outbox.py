@@ -591,7 +591,7 @@ async def test_the_end_waits_for_both_for_a_while(stage: Stage, tmp_path: Path, 
     assert (stage.records.total(), stage.records.uptos) == (2, {})
     stage.ledger.fails = {"i"}
     stage.settle("i", 3)
-    await stage.outbox.finish(0.001)
+    await stage.outbox.finish(0.1)
     stage.journal.close()
     assert (stage.records.uptos, len(files(tmp_path))) == ({"w1": 2}, 1)
 

@@ -22,6 +22,7 @@ from sluicegate.ledger.address import Place
 from sluicegate.ledger.contract import LedgerUnavailable
 from sluicegate.seeding import counters_by_tree
 
+_MARKERS = ("forced", "cancelled")
 _KINDS = {"b": "refills", "s": "refills", "w": "window", "o": "in flight"}
 
 
@@ -40,10 +41,13 @@ def check(file: Annotated[Path, typer.Argument(metavar="FILE")], env_file: EnvFi
 def show(config: ConfigFile = DEFAULT_CONFIG, env_file: EnvFile = None) -> None:
     """Print the counters and the open holds, in words."""
     found = loaded(config, environment(env_file))
-    now_ms, counters, holds = asyncio.run(_read(found))
+    now_ms, counters, records = asyncio.run(_read(found))
+    holds = [hold for hold in records if hold.state not in _MARKERS]
     known = {counter.key_prefix: counter for counter in _counters(found.policy)}
     console.print(_counter_table(counters, known) if counters else "no counters: nothing was used yet")
     console.print(_hold_table(holds, known, now_ms) if holds else "no holds: nothing is in flight")
+    if remembered := len(records) - len(holds):
+        console.print(f"{remembered} ids are remembered that hold nothing: what comes again for them is not counted twice", highlight=False)
 
 
 async def _servers(found: Loaded) -> Table | Text:

@@ -184,7 +184,9 @@ def streamed(body: bytes) -> bytes:
     """A readable whole answer as the stream that was asked for."""
     answer = loosely(body)
     content = answer.get("content") if isinstance(answer, dict) else None
-    if not isinstance(content, list):
+    if isinstance(content, str):
+        content = [{"type": "text", "text": content}]
+    if not isinstance(content, list):  # a number of thousands of digits somewhere
         return _untold()
     usage = answer.get("usage") if isinstance(answer.get("usage"), dict) else {}
     ended = {name: answer.get(name) for name in ("stop_reason", "stop_sequence")}

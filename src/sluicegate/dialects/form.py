@@ -71,6 +71,7 @@ class Target(msgspec.Struct, frozen=True, gc=False):
     stream_usage: bool  # ask for usage in a stream
     rejects: tuple[str, ...] = ()  # fields that this provider answers with an error: left out
     renames: tuple[tuple[str, str], ...] = ()  # fields that it knows by another name
+    thoughts: str = ""  # the field of an assistant's message in which this provider takes back what its model thought
     foreign: bool = False  # thinking in the conversation is probably another model's: its signatures mean nothing here
 
 

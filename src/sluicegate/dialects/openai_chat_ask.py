@@ -2,7 +2,8 @@
 
 Written so that every compatible server takes it: content of nothing but text is one text, instructions of a developer are a system message, results
 of tools stand directly after the calls that they belong to. What a tool gave in pictures, which a `tool` message has no room for, follows in a
-message of the user. Thinking stays behind: no compatible server has asked for another's. Marks of a cache too: these providers cache on their own.
+message of the user. Thinking stays behind, but for a provider that wants its own back (`Target.thoughts`); marks of a cache too: these providers
+cache on their own.
 """
 
 from collections.abc import Sequence
@@ -23,6 +24,7 @@ from sluicegate.dialects.content import (
     Refusal,
     Shape,
     Text,
+    Thinking,
     Tool,
     ToolChoice,
     ToolResult,
@@ -39,7 +41,7 @@ _encode = msgspec.json.Encoder().encode
 
 def write_prompt(prompt: Prompt, request: Request, target: Target) -> bytes:
     """The body for one deployment. Raises Inexpressible."""
-    fields: dict[str, Any] = {"messages": _messages(prompt.messages)}
+    fields: dict[str, Any] = {"messages": _messages(prompt.messages, "" if target.foreign else target.thoughts)}
     if prompt.tools:
         fields["tools"] = [_tool(tool) for tool in prompt.tools]
         if prompt.tool_choice is not None:
@@ -78,13 +80,13 @@ def write_prompt(prompt: Prompt, request: Request, target: Target) -> bytes:
     return _encode(fields)
 
 
-def _messages(messages: list[Message]) -> list[dict[str, Any]]:
+def _messages(messages: list[Message], thoughts: str) -> list[dict[str, Any]]:
     written: list[dict[str, Any]] = []
     for role, run in groupby(messages, lambda message: message.role):
         if role == "user":
             written += _from_user(list(run))
         elif role == "assistant":
-            written += [message for each in run if len(message := _from_assistant(each)) > 1]
+            written += [message for each in run if len(message := _from_assistant(each, thoughts)) > 1]
         else:
             written += [_named({"role": "system", "content": _content(each.parts)}, each) for each in run]
     return written
@@ -106,8 +108,8 @@ def _from_user(run: list[Message]) -> list[dict[str, Any]]:
     return written
 
 
-def _from_assistant(message: Message) -> dict[str, Any]:
-    """Without what was thought; nothing but its role, if that was all."""
+def _from_assistant(message: Message, thoughts: str) -> dict[str, Any]:
+    """What was thought only in the field for it, if there is one; nothing but the role, if that was all."""
     text = "\n".join([part.text for part in message.parts if isinstance(part, Text) and part.text])
     refusal = "".join([part.text for part in message.parts if isinstance(part, Refusal)])
     calls = [
@@ -118,6 +120,8 @@ def _from_assistant(message: Message) -> dict[str, Any]:
     written: dict[str, Any] = {"role": "assistant"}
     if text or refusal or calls:
         written["content"] = text or None
+    if thoughts and len(written) > 1 and (thought := "\n".join([part.text for part in message.parts if isinstance(part, Thinking)])):
+        written[thoughts] = thought
     if refusal:
         written["refusal"] = refusal
     if calls:

@@ -4,7 +4,7 @@ What another dialect has no way to say raises `Inexpressible` with the path of t
 
 - Results of tools that follow each other are one message. Of the older functions, which have no ids, a call and its result get one that is made up.
 - Thinking is taken back where it has its signature: from `reasoning_details`, as OpenRouter has them and as openai_chat_reply writes them, or from
-  `thinking_blocks` (LiteLLM). Text that a model thought without a signature proves nothing to any provider and is left out.
+  `thinking_blocks` (LiteLLM). What has none stands in `reasoning_content` or `reasoning`; it proves nothing, but some providers read it.
 - `cache_control`, which OpenAI does not know, is what several vendors take on parts, messages, calls and tools; on a message it marks its last part.
 - Empty texts, and messages in which nothing is left, are left out: some providers refuse them.
 """
@@ -92,6 +92,8 @@ class _Message(Struct):
     tool_call_id: str | None = None
     function_call: _Called | None = None
     refusal: str | None = None
+    reasoning_content: Any = None
+    reasoning: Any = None
     reasoning_details: list[_Detail] | None = None
     thinking_blocks: list[_Part] | None = None
     audio: dict[str, Raw] | None = None
@@ -190,6 +192,9 @@ def _thoughts(message: _Message) -> list[Part]:
             thoughts.append(RedactedThinking(detail.data))
     if not thoughts:
         thoughts = [thought for block in message.thinking_blocks or () if (thought := _thought(block)) is not None]
+    plain = message.reasoning_content or message.reasoning
+    if not thoughts and plain and isinstance(plain, str):
+        thoughts.append(Thinking(plain))
     return thoughts
 
 

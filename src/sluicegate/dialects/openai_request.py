@@ -18,6 +18,7 @@ upstreams would obey it) is a `BadRequest` that names the field. Choices made he
 
 import re
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -197,27 +198,40 @@ def as_known(fields: dict[str, Any], target: Target) -> None:
 
     `messages[].name` is a field of each message.
     """
-    for name in target.rejects:
-        outer, within, inner = name.partition("[].")
-        if within and outer in fields:
-            fields[outer] = _without(fields[outer], inner)
-        else:
-            fields.pop(name, None)
+    plain, inner = _apart(target.rejects)
+    for name in plain:
+        fields.pop(name, None)
+    for outer, names in inner:
+        if outer in fields:
+            fields[outer] = _without(fields[outer], names)
     for name, theirs in target.renames:
         if name in fields:
             fields[theirs] = fields.pop(name)
 
 
-def _without(items: Any, name: str) -> Any:
-    """A list of objects without a field of that name. As bytes it is looked into only if the name stands somewhere in it."""
+@lru_cache(maxsize=64)
+def _apart(rejects: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[tuple[str, tuple[tuple[str, bytes], ...]], ...]]:
+    """Fields of the body; and by the list whose items they are of, fields of items."""
+    inner: dict[str, list[tuple[str, bytes]]] = {}
+    for name in rejects:
+        outer, within, field = name.partition("[].")
+        if within:
+            inner.setdefault(outer, []).append((field, field.encode()))
+    return tuple(name for name in rejects if "[]." not in name), tuple((outer, tuple(names)) for outer, names in inner.items())
+
+
+def _without(items: Any, names: tuple[tuple[str, bytes], ...]) -> Any:
+    """A list of objects without fields of these names. As bytes it is looked into only if one of the names stands somewhere in it."""
     if isinstance(items, Raw):
-        if name.encode() not in bytes(items):
+        data = bytes(items)
+        if not [name for name, written in names if written in data]:
             return items
         try:
             items = _decode_items(items)
         except RecursionError:  # as above
             raise BadRequest("The body is nested too deeply.", "messages") from None
-    return [{field: value for field, value in item.items() if field != name} for item in items]
+    left_out = {name for name, _ in names}
+    return [{field: value for field, value in item.items() if field not in left_out} for item in items]
 
 
 def strictly(read: Callable[[bytes], T], body: bytes) -> T:

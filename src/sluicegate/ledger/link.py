@@ -129,10 +129,6 @@ class Link:
         self._task = asyncio.create_task(self._keep_up(first))
         return first
 
-    async def open(self) -> None:
-        """Connects, and goes on trying if this fails; then LedgerUnavailable says why."""
-        await self.start()
-
     async def close(self) -> None:
         if self._task is None or self._first is None:
             return

@@ -342,6 +342,7 @@ def test_extended_only_where_generation_stops_on_close(
             {"provider": "azure", "base_url": "https://x.openai.azure.com/openai/v1", "api_version": "2024-10-21"},
             "providers.up.base_url: must end before /openai, which the gateway adds",
         ),
+        ({"provider": "deepseek", "base_url": "https://api.deepseek.com/v1"}, "providers.up.base_url: must end before /v1"),
         ({"provider": "azure_v1", "base_url": "https://x.openai.azure.com"}, "providers.up.base_url: must end with /openai/v1"),
         ({"dialect": "openai", "api_version": "2024-10-21"}, "providers.up.api_version: is not part of this provider's paths"),
         ({"dialect": "openai", "speaks": ["openai_chat", "openai_response"]}, "providers.up.speaks[1]: 'openai_response' is not known; did you mean"),

@@ -57,6 +57,11 @@ def usage_in(events: list[Event]) -> Usage | None:
     return usage
 
 
+def below(frames: int, call: Any) -> Any:
+    """The same, further down the stack."""
+    return below(frames - 1, call) if frames else call()
+
+
 def message(*content: Any, **fields: Any) -> bytes:
     return json.dumps({"id": "m", "type": "message", "role": "assistant", "model": "x", "content": list(content), **fields}).encode()
 
@@ -278,6 +283,16 @@ def test_a_whole_answer_as_a_stream() -> None:
     deltas = [data["delta"] for data in datas if data["type"] == "content_block_delta"]
     assert [delta["type"] for delta in deltas] == ["thinking_delta", "signature_delta", "text_delta", "citations_delta", "input_json_delta"]
     assert deltas[1]["signature"] == "proof" and json.loads(deltas[4]["partial_json"]) == {"q": 1}
+
+
+def test_a_whole_answer_in_an_odd_shape_as_a_stream() -> None:
+    """Content that is one text is told; what can be read but not told is an error."""
+    assert "".join(delta.text for each in read(streamed(b'{"content":"abc"}')) for delta in each.deltas) == "abc"
+    refused = message(TEXT, stop_details={"type": "refusal", "category": None}, stop_reason="refusal")
+    assert b'"stop_details"' in streamed(refused)
+    for odd in (b'{"content":[],"x":' + b"9" * 5000 + b"}", b'{"content":[],"x":' + b"[" * 400 + b"]" * 400 + b"}"):
+        assert read_answer(odd).readable
+        assert below(500, lambda odd=odd: read(streamed(odd)))[0].kind in ("error", "chunk")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Requests of the Anthropic messages dialect: what is read, what is refused by name, what is sent on."""
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -303,6 +304,31 @@ def test_a_turn_of_nothing_but_foreign_thinking_is_left_out() -> None:
     """An empty turn would be refused."""
     written = sent(read(messages=[USER, {"role": "assistant", "content": [THOUGHT]}, USER]), FOREIGN)
     assert written["messages"] == [USER, USER]
+
+
+def below(frames: int, write: Callable[[], bytes]) -> bytes:
+    """The same, further down the stack."""
+    return below(frames - 1, write) if frames else write()
+
+
+def test_what_is_too_deep_to_be_written() -> None:
+    """Where it could just be read, further up the stack, it is the client's fault all the same."""
+
+    def turns(depth: int) -> list[Any]:
+        inner: Any = 1
+        for _ in range(depth):
+            inner = [inner]
+        return [USER, {"role": "assistant", "content": [THOUGHT, {**USE, "input": {"q": inner}}]}]
+
+    depth = 900
+    while depth:
+        try:
+            request = read(messages=turns(depth))
+            break
+        except BadRequest:
+            depth -= 10
+    with pytest.raises(BadRequest, match="nested too deeply"):
+        below(200, lambda: write_request(request, FOREIGN))
 
 
 def test_thinking_without_a_proof_goes_to_nobody() -> None:

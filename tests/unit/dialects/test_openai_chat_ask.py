@@ -121,6 +121,18 @@ def test_an_assistant_turn() -> None:
     ]
 
 
+def test_a_provider_that_wants_its_thoughts_back() -> None:
+    """Gets them in its own field, with or without a signature; not those of another model, and not where nothing else was said."""
+    turn = [Thinking("so", "sig"), Thinking("and so"), RedactedThinking("zz"), ToolUse("c1", "f", "{}")]
+    prompt = Prompt([user(Text("x")), Message("assistant", turn), Message("assistant", [Thinking("hm")]), Message("assistant", [Text("a")])])
+    target = Target("ds", None, "max_tokens", stream_usage=True, thoughts="reasoning_content")
+    _, first, second = asked(prompt, target)["messages"]
+    assert first["reasoning_content"] == "so\nand so"
+    assert second == {"role": "assistant", "content": "a"}
+    foreign = Target("ds", None, "max_tokens", stream_usage=True, thoughts="reasoning_content", foreign=True)
+    assert "reasoning_content" not in asked(prompt, foreign)["messages"][1]
+
+
 def test_a_turn_of_nothing_but_thinking_is_left_out() -> None:
     """Nothing of it is left."""
     assert messages_of(user(Text("a")), Message("assistant", [Thinking("hm", "sig")]), user(Text("b"))) == [

@@ -221,16 +221,28 @@ def test_thinking_in_the_content() -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        {"reasoning_content": "why"},
+        {"reasoning_content": "why", "reasoning": "why"},
         {"reasoning": "why"},
+        {"reasoning_content": "why", "reasoning_details": [{"type": "reasoning.encrypted", "data": "zz", "format": "openai-responses-v1"}]},
+    ],
+)
+def test_thinking_that_nobody_signed(fields: dict[str, Any]) -> None:
+    """Is text, once, for the providers that read such."""
+    assert prompt_of([{"role": "assistant", "content": "x", **fields}]).messages == [Message("assistant", [Thinking("why"), Text("x")])]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"reasoning_content": "", "reasoning": {"effort": "low"}},
         {"reasoning_details": [{"type": "reasoning.text", "text": "why"}]},
         {"reasoning_details": [{"type": "reasoning.encrypted", "data": "zz", "format": "openai-responses-v1"}]},
         {"reasoning_details": [{"type": "reasoning.text", "text": "why", "signature": "s", "format": "google-gemini-v1"}]},
         {"thinking_blocks": [{"type": "thinking", "thinking": "why", "signature": None}]},
     ],
 )
-def test_thinking_that_nobody_signed_stays_behind(fields: dict[str, Any]) -> None:
-    """So does what another kind of model has signed."""
+def test_thinking_that_another_kind_of_model_signed_stays_behind(fields: dict[str, Any]) -> None:
+    """So does a block for signed thinking in which there is no signature."""
     assert prompt_of([{"role": "assistant", "content": "x", **fields}]).messages == [Message("assistant", [Text("x")])]
 
 

@@ -403,6 +403,68 @@ async def test_calls_made_before_a_connection_end_with_the_link() -> None:
         assert reason(future) == "no connection to the ledger at redis://h:6379/0: closed"
 
 
+async def test_closing_a_link_that_was_never_started() -> None:
+    """Nothing is to be ended."""
+    link = Link(Address(host="h"), 1000, name="n", log=Log())
+    await link.close()
+    assert not link.up
+
+
+async def test_a_connection_that_is_lost_as_it_is_greeted_is_not_used() -> None:
+    """Whoever is told of the run of the server may drop it at once: calls that waited for it fail."""
+    start = Starting()
+    start.link._on_greeted = lambda link, run: start.wire.connection.end("another run than the other link's")
+    call = start.link.call(ECHO, b"a")
+    await start.connects()
+    async with asyncio.timeout(20):
+        await asyncio.wait([call])
+    assert (start.link.up, start.wire.transport.writes) == (False, [])
+    assert "another run than the other link's" in reason(call)
+    await start.link.close()
+
+
+class Greeted:
+    """A server that answers what a link asks of it first."""
+
+    def __init__(self, role: bytes = b"master", version: bytes = b"7.2.1", policy: Any = (b"maxmemory-policy", b"noeviction")) -> None:
+        self.answers = {
+            "HELLO": [b"server", b"redis", b"version", version, b"role", role],
+            "SELECT": b"OK",
+            "CONFIG": list(policy) if isinstance(policy, tuple) else policy,
+            "INFO": b"# Server\r\nrun_id:r1\r\nmaster_replid:h1\r\n",
+        }
+
+    def send(self, command: Command, packed: bytes) -> "asyncio.Future[Any]":
+        future = asyncio.get_running_loop().create_future()
+        answer = self.answers[command.name]
+        if isinstance(answer, Exception):
+            future.set_exception(answer)
+        else:
+            future.set_result(answer)
+        return future
+
+
+@pytest.mark.parametrize(
+    ("server", "why"),
+    [
+        (Greeted(role=b"slave"), "the server is a slave, not a master"),
+        (Greeted(version=b"6.2.14"), "Redis 7 or later, or Valkey, is needed; this is 6.2.14"),
+        (Greeted(policy=(b"maxmemory-policy", b"allkeys-lru")), "maxmemory-policy must be noeviction, is allkeys-lru"),
+    ],
+)
+async def test_a_server_that_is_not_fit_is_not_used(wire: Wire, server: Greeted, why: str) -> None:
+    """One that does not keep what it is told, or cannot be told."""
+    with pytest.raises(LedgerUnavailable, match=why):
+        await wire.link._greet(server)  # type: ignore[arg-type]
+
+
+async def test_a_policy_that_may_not_be_asked_is_told_once(wire: Wire) -> None:
+    """However often it connects; the server is used."""
+    server = Greeted(policy=LedgerUnavailable("NOPERM"))
+    assert [await wire.link._greet(server) for _ in range(2)] == [Run("r1", "h1")] * 2  # type: ignore[arg-type]
+    assert wire.log.lines == ["ledger policy unknown: see that maxmemory-policy is noeviction: NOPERM"]
+
+
 @pytest.mark.parametrize(
     ("error", "elsewhere"),
     [

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import re
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import hiredis
@@ -360,6 +361,45 @@ async def test_errors_that_say_nothing_of_the_data_are_no_loss(desk: Desk, store
         store.config_set("maxmemory", "0")
     assert desk.ledger.trees["t"].open
     assert (await desk.admit(desk.refs(desk.window(1000)), 5, 0, hold_id="again")).status == "granted"
+
+
+def allowed() -> list[str]:
+    """What docs/redis-keys.md says that a user needs, at least."""
+    page = (Path(__file__).parents[3] / "docs" / "redis-keys.md").read_text()
+    return re.search(r"```\n(~sg1:\* \+hello.*?)```", page, re.DOTALL)[1].split()  # type: ignore[index]
+
+
+@pytest.mark.parametrize("rights", [allowed(), ["~sg1:*", "+@all", "-@dangerous", "+info", "+config|get"]], ids=["least", "short"])
+async def test_what_the_user_of_the_gateway_may_do_suffices(redis_url: str, store: redis_client.Redis, rights: list[str]) -> None:
+    """Every verb works for a user with the rights that the documentation names."""
+    store.execute_command("ACL", "SETUSER", "gate", "reset", "on", ">pw", *rights)
+    ledger = RedisLedger(redis_url.replace("redis://", "redis://gate:pw@").removesuffix("/0") + "/8", 5_000)
+    await ledger.open()
+    try:
+        await use(ledger, "t", seeds=[Seed(Desk(ledger).window(1, "before"), 5)])
+        desk = Desk(ledger)
+        refs = desk.refs(desk.window(1000), desk.bucket(1000), desk.sliding(1000), desk.concurrent(9))
+        for hold_id in ("used", "given back", "due"):
+            await desk.admit(refs, 5, 0, 5, 0, 5, 0, 1, 0, hold_id=hold_id, ttl_ms=0 if hold_id == "due" else 9_000)
+        await desk.extend(refs, 1, 2, hold_id="used")
+        await ledger.renew("t", ["used"], 9_000)
+        assert [await desk.settle(refs, *used, hold_id=id_) for id_, used in (("used", (9, 9, 9, 1)), ("given back", (0, 0, 0, 0)))] == [
+            "settled"
+        ] * 2
+        await asyncio.sleep(0.002)
+        assert [swept.hold_id for swept in await ledger.sweep(9)] == ["due"]
+        assert await desk.settle(refs, 0, 0, 0, 0, hold_id="due") == "late"
+        for mode in ("force", "cancel"):
+            await ledger.settle(Settlement(mode, refs, (1, 1, 1, 0), mode))  # type: ignore[arg-type]
+        await desk.announce(refs, 1, 0, 1, 0, 1, 0, 1, 0, hold_id="new")
+        await ledger.fill("t", [Seed(desk.window(1, "filled"), 5)])
+        await ledger.warn(refs)
+        assert await ledger.learned({"a": {"n": 1}}) == {"a": {"n": 1}}
+        assert await ledger.claim("records", "", 1_000) == "records"
+        assert await ledger.seq("t", "first") > 1 and len((await ledger.show())[0]) >= 4
+    finally:
+        await ledger.close()
+        store.execute_command("ACL", "DELUSER", "gate")
 
 
 async def test_a_debt_beyond_all_time_does_not_break_a_settle(desk: Desk, store: redis_client.Redis) -> None:

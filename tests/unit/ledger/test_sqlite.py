@@ -332,6 +332,56 @@ async def test_close_does_what_was_asked_before(tmp_path: Path) -> None:
     assert [row[2] for row in rows(ledger.path, "counters")] == ["[7,0]"]
 
 
+async def test_close_without_open(tmp_path: Path) -> None:
+    """What was called all the same is done."""
+    ledger = SqliteLedger(str(tmp_path / "ledger.db"))
+    asked = ledger.peek(Desk(ledger).refs(Desk(ledger).window(100)))
+    await ledger.close()
+    assert (await asked).states == ((0, 0),)
+    await SqliteLedger(str(tmp_path / "other.db")).close()
+    assert not (tmp_path / "other.db").exists()
+
+
+async def test_a_caller_that_has_left_changes_nothing(desk: Desk, ledger: SqliteLedger) -> None:
+    """What it asked for is done, or fails, without it."""
+    refs = desk.refs(desk.window(100))
+    left = [desk.admit(refs, 5, 0), ledger.peek(None)]  # type: ignore[arg-type]
+    tasks = [asyncio.ensure_future(call) for call in left]
+    await asyncio.sleep(0)
+    for call in list(ledger._queue):
+        call.future.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert await desk.states(refs) == [(0, 5)]
+
+
+async def test_a_hold_that_cannot_be_read_fails_the_sweep(desk: Desk, ledger: SqliteLedger, clock: Clock) -> None:
+    """It says so, and what other trees had to sweep is not lost."""
+    await use(ledger, "other")
+    for one in (desk, Desk(ledger, "other")):
+        await one.admit(one.refs(one.window(100)), 1, 0, hold_id="due", ttl_ms=10)
+    connection = sqlite3.connect(ledger.path)
+    connection.execute("UPDATE holds SET record = '7' WHERE tree = 't' AND hold_id = 'due'")
+    connection.commit()
+    connection.close()
+    clock.now_ms += 20
+    with pytest.raises(LedgerUnavailable, match=r"ledger\.db"):
+        await ledger.sweep(9)
+    del ledger.trees["t"]
+    assert [swept.hold_id for swept in await ledger.sweep(9)] == ["due"]
+    with pytest.raises(LedgerUnavailable, match=r"ledger\.db"):
+        await ledger.show()
+
+
+async def test_a_file_without_its_tables_fails_all(desk: Desk, ledger: SqliteLedger) -> None:
+    """Nothing of the turn is done."""
+    connection = sqlite3.connect(ledger.path)
+    connection.execute("DROP TABLE counters")
+    connection.commit()
+    connection.close()
+    with pytest.raises(LedgerUnavailable, match="no such table"):
+        await desk.admit(desk.refs(desk.window(100)), 1, 0)
+
+
 async def test_full_durability_commits_in_a_thread(tmp_path: Path) -> None:
     """Every commit is on the disk before it is answered; calls made meanwhile go together."""
     ledger = SqliteLedger(str(tmp_path / "ledger.db"), durability="full")

@@ -18,6 +18,7 @@ from sqlalchemy import Connection, text
 
 from sluicegate.records.database import Database
 from sluicegate.records.rows import RecordsTooNew, RecordsUnavailable
+from sluicegate.records.sqlite import Sqlite
 from sluicegate.records.store import Records
 from support_gateway import free_port
 from support_postgres import PASSWORD, fresh
@@ -140,6 +141,25 @@ async def test_a_call_whose_caller_has_left_does_its_work(sqlite_url: str) -> No
         with pytest.raises(asyncio.CancelledError):
             await leaving
         assert await records.sums([asked()]) == [1]
+
+
+async def test_a_call_whose_caller_has_left_is_cut_all_the_same(sqlite_url: str) -> None:
+    """Nobody waits for it, but the thread must be free for the next."""
+    endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT max(i) FROM n"
+    async with database(sqlite_url, 0.3) as one:
+        await one.call(lambda connection: None)
+        leaving = asyncio.create_task(one.call(lambda connection: connection.exec_driver_sql(endless).scalar()))
+        await asyncio.sleep(0.05)
+        leaving.cancel()
+        await asyncio.wait([leaving])
+        await asyncio.sleep(0.3)
+        assert await one.call(lambda connection: 7) == 7
+
+
+def test_nothing_is_cut_before_there_is_a_connection(sqlite_url: str) -> None:
+    """A call may be given up while it connects."""
+    Sqlite(sqlite_url, 1.0).cut()
+    assert not Path(sqlite_url.removeprefix("sqlite:///")).exists()
 
 
 @pytest.mark.parametrize("left", [(), ("-wal", "-shm")], ids=["all of it", "not what is beside it"])
