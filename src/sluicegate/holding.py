@@ -100,7 +100,7 @@ class Holding:
             raise reject.price_unknown(plan.model.name)
         attempt = Attempt(f"{trip.request_id}.{number}", deployment, self._figures(trip, deployment, plan, request), template)
         attempt.visible = deployment.visible and request.shown and not self._learned.exceeded(deployment)
-        if deployment.provider.whole_calls and offers_tools(request):
+        if attempt.visible and not deployment.provider.streams_calls and offers_tools(request):
             attempt.visible = False
         attempt.extends = request.stream and deployment.extend and attempt.visible
         if policy.budget.queue_max_wait_ms > 1000 * trip.waited_s:

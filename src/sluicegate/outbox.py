@@ -13,9 +13,8 @@ Nothing used is lost: what either side has not taken stays in the journal's file
 import asyncio
 import contextlib
 import itertools
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Container, Iterable
-from functools import partial
 
 import structlog
 
@@ -90,6 +89,7 @@ class Outbox:
         self._on_late = on_late
         self._owed: dict[int, Settlement] = {}
         self._failed: dict[int, Line] = {}  # those of them that are not on their way
+        self._sent: deque[tuple[asyncio.Future[Settled], Line]] = deque()  # the others
         self._usage = Usage()
         self._batch: tuple[int, list[UsageRow]] | None = None  # sent to the records, outcome unknown
         self._upto = 0  # the records have the usage of all lines up to this one
@@ -132,18 +132,26 @@ class Outbox:
     def _send(self, seq: int, settlement: Settlement, spent: Spent | None) -> "asyncio.Future[Settled]":
         self._owed[seq] = settlement
         future = self._ledger.settle(settlement)
-        future.add_done_callback(partial(self._answered, seq, settlement, spent))
+        self._sent.append((future, (seq, settlement, spent)))
+        if len(self._sent) == 1:
+            future.add_done_callback(self._look)
         return future
 
-    def _answered(self, seq: int, settlement: Settlement, spent: Spent | None, done: "asyncio.Future[Settled]") -> None:
-        try:
-            settled = done.result()
-        except (Exception, asyncio.CancelledError):
-            self._failed[seq] = seq, settlement, spent
-            return
-        self._taken(seq)
-        if settled.marks or settled.expired is not None:
-            self._tell(settlement, spent, settled)
+    def _look(self, _: object) -> None:
+        """Takes the answers that have come. The first that has not calls this again: answers come many at a time, and a callback for each is dear."""
+        sent = self._sent
+        while sent and sent[0][0].done():
+            future, line = sent.popleft()
+            try:
+                settled = future.result()
+            except (Exception, asyncio.CancelledError):
+                self._failed[line[0]] = line
+                continue
+            self._taken(line[0])
+            if settled.marks or settled.expired is not None:
+                self._tell(line[1], line[2], settled)
+        if sent:
+            sent[0][0].add_done_callback(self._look)
 
     def _tell(self, settlement: Settlement, spent: Spent | None, settled: Settled) -> None:
         if settled.marks:

@@ -1,8 +1,9 @@
 """Providers: a table of what is known of each kind of upstream. A new OpenAI-compatible vendor is a row (docs/how-to/add-a-provider.md).
 
 A row states facts on which the cap depends: `extend` and `stops_on_close` say that every billed token is visible in the stream and that generation
-stops when the connection closes; `token_per_event` that a stream has an event for each token. They are False unless that is known. The field of the
-cap is the one that the vendor obeys, images and a provider's own prompt are the most that they can cost. Where a fact comes from is said beside it.
+stops when the connection closes, `streams_calls` that calls of tools are no exception; `token_per_event` that a stream has an event for each token.
+They are False unless that is known. The field of the cap is the one that the vendor obeys, images and a provider's own prompt are the most that they
+can cost. Where a fact comes from is said beside it.
 
 Headers go upstream by an allow-list: the provider's own, those that trace a request, those that the row names, and those that the operator adds.
 """
@@ -254,7 +255,8 @@ ROWS = {
         token_per_event=True,
         cap_overrun=3,
     ),
-    # https://docs.vllm.ai/en/latest/serving/openai_compatible_server/: it aborts a request whose client has left.
+    # https://docs.vllm.ai/en/latest/serving/openai_compatible_server/: it aborts a request whose client has left. Several of its
+    # parsers show a call only when it is complete: https://github.com/vllm-project/vllm/issues/40779, 42878, 47998.
     "vllm": Row(
         _CHAT,
         also=(_COMPLETIONS, _RESPONSES, _EMBEDDINGS, _MESSAGES),
@@ -269,9 +271,13 @@ ROWS = {
         also=(_COMPLETIONS, _RESPONSES, _EMBEDDINGS, _MESSAGES),
         base_url="http://127.0.0.1:8089/v1",
         extend=True,
+        streams_calls=True,
         stops_on_close=True,
     ),
 }
+
+# What `dialect: openai` means at another address than OpenAI's own: a server that is compatible with it, and may be in front of OpenAI's models.
+OPENAI_ELSEWHERE = msgspec.structs.replace(ROWS["openai"], also=ROWS["openai_compatible"].also, forwards=(), rejects=())
 
 SPOKEN = tuple(DIALECTS)  # what an operator may say that a provider speaks
 

@@ -109,7 +109,7 @@ class Recovery:
     @property
     def closed(self) -> int:
         """How many trees are not open."""
-        return len(self._closed())
+        return sum(not self._is_open(tree) for tree in self._counters)
 
     def closed_s(self) -> float:
         """For how long no tree at all has been open; endless if none ever was."""

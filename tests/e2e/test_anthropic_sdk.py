@@ -248,7 +248,7 @@ def test_the_clients_key_never_leaves(gateway: Gateway, mock: Mock) -> None:
     with client(gateway) as sdk:
         sdk.messages.create(model="claude", messages=MESSAGES, max_tokens=16, extra_headers={"anthropic-beta": "some-beta-2026-01-01"})
     seen = json.loads(call(f"{mock.url}/mock/calls")[2])
-    last = (seen["calls"] if isinstance(seen, dict) else seen)[-1]
+    last = seen[-1]
     assert last["headers"]["x-api-key"] == "sk-ant-of-the-operator"
     assert (last["headers"]["anthropic-version"], last["headers"]["anthropic-beta"]) == ("2023-06-01", "some-beta-2026-01-01")
     assert "sk-normal" not in str(last)
@@ -275,3 +275,52 @@ def test_a_route_of_two_dialects(gateway: Gateway, mock: Mock) -> None:
         raw = sdk.messages.with_raw_response.create(model="either", messages=MESSAGES, max_tokens=16)
     assert raw.parse().content[0].type == "text"
     assert raw.headers["x-sluicegate-attempts"] == "openai/gpt-mock:503,anthropic/claude-sonnet-4-5:200"
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["unary", "streamed"])
+@pytest.mark.parametrize("model", MODELS)
+def test_the_packages_own_tool_loop(gateway: Gateway, model: str, stream: bool) -> None:
+    """Its runner calls the function and asks again until there is an answer; its beta paths are the same paths."""
+    asked = []
+
+    @anthropic.beta_tool
+    def get_weather(place: str) -> str:
+        """The weather at a place."""
+        asked.append(place)
+        return "It rains."
+
+    options = mocked(completion=12, tools=[{"name": "get_weather", "arguments": {"place": "Oslo"}}])
+    with client(gateway) as sdk:
+        runner = sdk.beta.messages.tool_runner(model=model, max_tokens=256, tools=[get_weather], messages=[options], stream=stream)
+        if stream:
+            *_, last = [events.get_final_message() for events in runner]
+        else:
+            last = runner.until_done()
+        counted = sdk.beta.messages.count_tokens(model=model, messages=MESSAGES, betas=["token-counting-2024-11-01"])
+    assert (asked, last.stop_reason, last.content[-1].type) == (["Oslo"], "end_turn", "text")
+    assert counted.input_tokens > 0
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_what_a_coding_agent_sends(gateway: Gateway, mock: Mock, model: str) -> None:
+    """System blocks with marks of a cache, a system message in the middle, adaptive thinking, effort, context management, a user: served at either
+    provider, and of all that tunes what the other dialect has no place for is named."""
+    mark = {"type": "ephemeral", "ttl": "1h"}
+    fields: dict[str, Any] = {
+        "system": [{"type": "text", "text": "You write code.", "cache_control": mark}, {"type": "text", "text": "Be brief.", "cache_control": mark}],
+        "metadata": {"user_id": "somebody"},
+        "tools": [TOOLS[0] | {"cache_control": mark}],
+        "thinking": {"type": "adaptive"},
+        "extra_body": {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}, "output_config": {"effort": "medium"}},
+    }
+    with client(gateway) as sdk:
+        raw = sdk.messages.with_raw_response.create(model=model, messages=[mocked(completion=5)], max_tokens=2048, **fields)
+    assert raw.parse().content[-1].type == "text"
+    body = json.loads(json.loads(call(f"{mock.url}/mock/calls")[2])[-1]["body"])
+    if model == "claude":
+        assert (body["system"], body["tools"][0]["cache_control"], body["thinking"]) == (fields["system"], mark, {"type": "adaptive"})
+        assert "x-sluicegate-left-out" not in raw.headers
+    else:
+        assert [message["role"] for message in body["messages"]] == ["system", "user"]
+        assert (body["user"], body["reasoning_effort"], "cache_control" in str(body)) == ("somebody", "medium", False)
+        assert raw.headers["x-sluicegate-left-out"] == "context_management"

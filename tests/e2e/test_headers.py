@@ -16,7 +16,7 @@ ledger: sqlite:///{directory}/ledger.db
 records: sqlite:///{directory}/records.db
 journal: {directory}/journal/
 providers:
-  openai: {{dialect: openai, base_url: {url}/v1, api_key: OURS, forward_headers: [x-session]}}
+  openai: {{provider: openai, base_url: {url}/v1, api_key: OURS, forward_headers: [x-session]}}
   anthropic: {{dialect: anthropic, base_url: {url}, api_key: OURS}}
   ollama: {{dialect: ollama, base_url: {url}}}
 models:

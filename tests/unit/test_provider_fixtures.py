@@ -72,7 +72,7 @@ def sent(fixture: dict[str, Any]) -> dict[str, Any]:
     provider = deployment.provider
     request = DIALECTS[fixture["client"]].read_request(json.dumps(fixture["request"]).encode())
     via, path = via_of(fixture, deployment, request)
-    quirks = (deployment.cap_field, provider.stream_usage, provider.rejects, provider.renames)
+    quirks = (deployment.cap_field, provider.stream_usage, provider.rejects, provider.renames, provider.thoughts)
     body = via.write_request(request, Target(deployment.model, fixture["cap"], *quirks))
     headers = {name.decode(): value.decode() for name, value in forwarded(provider, CLIENT_HEADERS)}
     return {"url": provider.base_url + path.decode(), "headers": headers, "body": json.loads(body)}

@@ -24,7 +24,7 @@ from sluicegate.core.counters import name
 from sluicegate.core.estimate import Figures, Learned
 from sluicegate.core.limits import Unit, show_amount
 from sluicegate.core.plan import Template, fit
-from sluicegate.core.prices import input_cost_nano_usd, output_rate
+from sluicegate.core.prices import input_cost_nano_usd
 from sluicegate.core.refusals import Refusal
 from sluicegate.core.tenants import Deployment, Key, Model, Policy
 from sluicegate.dialects import openai_chat
@@ -148,7 +148,7 @@ async def _attempt(
     extends = request.stream and deployment.extend
     aim = figures.aim if extends else figures.want
     reply = _admit(refset, states, Admission("plan", refset, amounts, figures.need, aim, figures.want, policy.budget.hold_ttl_ms, "plan"))
-    rate = output_rate(price) if price is not None else 0
+    rate = price.dearest_output if price is not None else 0
     report.affordable_output_tokens = refusals.affordable_output_tokens(
         template.counters, refset, amounts, figures.want, states.states, aim=figures.aim, usd_rate=rate
     )

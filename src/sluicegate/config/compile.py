@@ -19,7 +19,7 @@ from sluicegate.core.counters import deployment_tree, group
 from sluicegate.core.limits import Limit, Priority
 from sluicegate.core.prices import Price
 from sluicegate.core.tenants import Budget, Counter, Deployment, Key, Model, Policy, Provider, Proxy, Resilience, Scope, ScopeKind, Timeouts
-from sluicegate.providers import FORWARDED, ROWS, SPOKEN, Row, cap_field, image_tokens, paths, spoken, tokenizer
+from sluicegate.providers import FORWARDED, OPENAI_ELSEWHERE, ROWS, SPOKEN, Row, cap_field, image_tokens, paths, spoken, tokenizer
 
 GLOBAL = "*"
 MARKS_OF_COUNTER_MAX = 48  # a bit for each, in a number that a double holds
@@ -166,6 +166,8 @@ class _Compiler:
             return None
         if written.dialect is not None and row.dialect != ROWS[written.dialect].dialect:
             self.problem((*path, "dialect"), f"is not what {name} speaks")
+        if written.provider is None and row is ROWS["openai"] and (written.base_url or row.base_url).rstrip("/") != row.base_url:
+            row = OPENAI_ELSEWHERE
         for i, dialect in enumerate(written.speaks or ()):
             if dialect not in SPOKEN:
                 self.problem((*path, "speaks", i), f"{dialect!r} is not known; {_did_you_mean(dialect, SPOKEN)}")

@@ -12,7 +12,6 @@ import msgspec
 
 from sluicegate.core.learned import Histogram, Largest, Mean, bucket_of
 from sluicegate.core.meter import TEXT_MAX, Meter, count, size
-from sluicegate.core.prices import output_rate
 from sluicegate.core.tenants import Budget, Deployment, Key, Model
 from sluicegate.core.usage import Usage
 from sluicegate.dialects.form import BadRequest, Request
@@ -135,7 +134,7 @@ class Learned:
             beyond_cap += count(request.prediction, deployment.tokenizer)
         figures.beyond_cap = beyond_cap
         want = choices * (model.max_output if request.cap is None else request.cap) + beyond_cap
-        rate = output_rate(deployment.price) if deployment.price is not None else 0
+        rate = deployment.price.dearest_output if deployment.price is not None else 0
         if want >= PLAIN_MAX and max(rate, 1000) * want >= EXACT_MAX:
             raise BadRequest(f"{want} output tokens are more than can be counted.", request.cap_by)
         figures.want = want

@@ -203,7 +203,6 @@ class EventMeter(Meter):
 
 # Fields of a request under which a server may send several tokens in one event: it waits whether they become a stop sequence, or a call.
 _GATHERING = ("stop", "stop_sequences", "tools", "functions")
-_CALLABLE = ("tools", "functions")
 _NULL = Raw(b"null")
 
 
@@ -214,4 +213,5 @@ def sends_each_token(request: Request) -> bool:
 
 def offers_tools(request: Request) -> bool:
     """Whether the model may call a tool."""
-    return any(request.fields.get(name, _NULL) != _NULL for name in _CALLABLE)
+    fields = request.fields
+    return fields.get("tools", _NULL) != _NULL or fields.get("functions", _NULL) != _NULL

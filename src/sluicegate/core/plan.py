@@ -13,7 +13,7 @@ from sluicegate.core import counters as counting
 from sluicegate.core.claims import RefSet
 from sluicegate.core.estimate import Figures
 from sluicegate.core.limits import Priority, Unit
-from sluicegate.core.prices import Price, input_cost_nano_usd, output_rate
+from sluicegate.core.prices import Price, input_cost_nano_usd
 from sluicegate.core.tenants import NO_CEILING, Counter, Deployment, Key, Model
 from sluicegate.core.usage import Charge
 
@@ -93,7 +93,7 @@ class Template:
             usd_with_aim = usd_fixed = usd_rate = 0
         else:
             price = price or _FREE
-            usd_rate = output_rate(price)
+            usd_rate = price.dearest_output
             usd_fixed = input_cost_nano_usd(price, figures.input_bound)
             usd_with_aim = input_cost_nano_usd(price, figures.input_estimate) - (-usd_rate * figures.aim // 1000)
         estimate, bound, aim = figures.input_estimate, figures.input_bound, figures.aim
@@ -101,7 +101,7 @@ class Template:
 
     def usd_rate(self, price: Price | None) -> int:
         """Thousandths of a nano-USD per output token, where a dollar limit applies."""
-        return output_rate(price) if self._has_usd and price is not None else 0
+        return price.dearest_output if self._has_usd and price is not None else 0
 
     def used(self, charge: Charge, requests: int) -> tuple[int, ...]:
         """What `charge` is on each counter."""
@@ -126,8 +126,9 @@ def fit(template: Template, figures: Figures, price: Price | None, client_cap: b
     """
     most = want = figures.want
     tokens = want + max(figures.input_bound, figures.input_estimate)
+    cost = 0 if price is None else tokens * (price.dearest_input + price.dearest_output) // 1000 + price.request_fee
     for counter, pick, refilling, room in template.sizes:
-        if tokens < room and counter.unit is not _USD:
+        if (cost if counter.unit is _USD else tokens) < room:
             continue  # the usual case: the whole request is nothing to this limit
         fixed, rate = pick(figures, price)
         floor = want if client_cap and refilling else figures.need
@@ -159,7 +160,7 @@ def _output(_figures: Figures, _price: Price | None) -> tuple[int, int]:
 
 def _usd(price: Price | None, input_tokens: int) -> tuple[int, int]:
     price = price or _FREE
-    return input_cost_nano_usd(price, input_tokens), output_rate(price)
+    return input_cost_nano_usd(price, input_tokens), price.dearest_output
 
 
 _SIZES: dict[Unit, tuple[Size, Size]] = {  # on windows that refill, on all others

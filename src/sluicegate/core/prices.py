@@ -2,8 +2,8 @@
 
 A price is pico-USD per token (1 USD per 1M tokens = 1,000,000 pico-USD per token); a cost is nano-USD, rounded up once per call.
 
-Invariant: what a claim holds is never below what the call can cost. `input_rate` and `output_rate` are the dearest that a token can cost, and
-for every usage within the tokens that are held, `cost_nano_usd` <= `input_cost_nano_usd(input)` + output tokens * `output_rate`, rounded up.
+Invariant: what a claim holds is never below what the call can cost. `dearest_input` and `dearest_output` are the most that a token can cost, and for
+every usage within the tokens that are held, `cost_nano_usd` <= `input_cost_nano_usd(input)` + output tokens * `dearest_output`, rounded up.
 """
 
 from typing import TYPE_CHECKING
@@ -35,19 +35,9 @@ class Price(msgspec.Struct, frozen=True):
         msgspec.structs.force_setattr(self, "dearest_output", max(self.output, self.reasoning or 0))
 
 
-def input_rate(price: Price) -> int:
-    """The dearest that an input token can cost, in pico-USD."""
-    return price.dearest_input
-
-
-def output_rate(price: Price) -> int:
-    """The dearest that an output token can cost, in pico-USD."""
-    return price.dearest_output
-
-
 def input_cost_nano_usd(price: Price, input_tokens: int) -> int:
     """The most that this much input can cost, the fee included."""
-    return -(-input_tokens * input_rate(price) // 1000) + price.request_fee
+    return -(-input_tokens * price.dearest_input // 1000) + price.request_fee
 
 
 def cost_nano_usd(price: Price, usage: "Usage", unknown_input: int = 0, unknown_output: int = 0) -> int:
@@ -70,7 +60,7 @@ def cost_nano_usd(price: Price, usage: "Usage", unknown_input: int = 0, unknown_
         + for_an_hour * (write_rate if price.cache_write_1h is None else price.cache_write_1h)
         + (written - reasoned) * price.output
         + reasoned * (price.output if price.reasoning is None else price.reasoning)
-        + unknown_input * input_rate(price)
-        + unknown_output * output_rate(price)
+        + unknown_input * price.dearest_input
+        + unknown_output * price.dearest_output
     )
     return min(-(-pico // 1000) + price.request_fee, AMOUNT_MAX)

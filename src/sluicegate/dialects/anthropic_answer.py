@@ -123,12 +123,19 @@ class Pieces:
 
 def _said(raw: bytes) -> tuple[StreamEvent, str]:
     """What an event says, and its name."""
-    reader = Reader()
-    events = reader.feed(raw) or reader.end()
-    if not events:
-        return StreamEvent(), ""
+    line = raw.find(b"\n")
+    if (
+        raw.startswith(b"event: ") and raw.startswith(b"data: ", line + 1) and raw.find(b"\n", line + 1) == len(raw) - 2
+    ):  # as nearly always: a name, and one line of data
+        name, data = raw[7:line].decode("utf-8", "replace"), raw[line + 7 : -2]
+    else:
+        reader = Reader()
+        events = reader.feed(raw) or reader.end()
+        if not events:
+            return StreamEvent(), ""
+        name, data = events[0].event, events[0].data
     try:
-        return decode_event(events[0].data), events[0].event
+        return decode_event(data), name
     except (ValueError, RecursionError):
-        loose = loosely(events[0].data)
-        return tolerated_event(loose) if isinstance(loose, dict) else StreamEvent(), events[0].event
+        loose = loosely(data)
+        return tolerated_event(loose) if isinstance(loose, dict) else StreamEvent(), name

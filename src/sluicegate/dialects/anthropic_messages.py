@@ -264,5 +264,8 @@ def write_stream_error(message: str, type: str = "api_error", code: str | None =
 def _error(named: str, message: str, param: str | None, code: str | None, extra: dict[str, Any]) -> dict[str, Any]:
     request_id = extra.pop("request_id", None)
     error: dict[str, Any] = {"type": named, "message": message}
-    error |= {name: value for name, value in (("param", param), ("code", code)) if value is not None}
+    if param is not None:
+        error["param"] = param
+    if code is not None:
+        error |= {"code": code, "details": {"error_code": code}}  # the latter is where Anthropic's own client looks for it
     return {"type": "error", "error": error | extra, "request_id": request_id}

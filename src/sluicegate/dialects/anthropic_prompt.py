@@ -38,7 +38,7 @@ _ABSENT = Raw()
 
 class _Message(Struct):
     role: str
-    content: str | list[Raw]
+    content: str | list[Raw] | None = None
 
 
 class _Tool(Struct):

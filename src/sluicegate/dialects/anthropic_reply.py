@@ -46,6 +46,8 @@ _REASONS = {
     "function_call": "tool_use",
 }
 
+_TEXT = b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,"delta":{"type":"text_delta","text":%b}}\n\n'
+
 _encode = msgspec.json.Encoder().encode
 
 
@@ -201,6 +203,9 @@ class Writer:
 
     def write(self, pieces: list[Piece]) -> bytes:
         """The events that can be written now."""
+        blocks = self._blocks
+        if len(pieces) == 1 and isinstance(text := pieces[0], TextDelta) and not text.choice and len(blocks) == 1 and blocks[0].kind == "text":
+            return _TEXT % (self._index, _encode(text.text))  # as nearly always
         out: list[bytes] = []
         for piece in pieces:
             if isinstance(piece, Begin):

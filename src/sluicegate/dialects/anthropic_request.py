@@ -6,6 +6,7 @@ As strict as openai_request, and with the same means: what is held is what the u
   obey them here too.
 - What bills beyond `max_tokens`, or at another price than the deployment's, is refused: compaction, fallbacks to other models, an advisor, fast mode,
   inference that is bound to a place. No hold would cover it.
+- A conversation that the provider keeps (`thread`) is refused with the code at which Anthropic's own client goes on without it, sending all of it.
 - An image counts as an image however it comes: the provider scales it down to a known maximum. A document counts by its text if that is in the
   request, else (PDF, URL, file id, or cut up for citations) the input cannot be bounded; nor can it with tools that the provider runs, and with any
   block or tool of a type that is not known here.
@@ -75,7 +76,7 @@ class _ContextManagement(Struct, gc=False):
 
 class _Message(Struct, gc=False):
     role: Literal["user", "assistant", "system"]
-    content: str | list[Raw]
+    content: str | list[Raw] | None = None  # absent where a system message only changes settings
 
 
 class Body(Struct, gc=False):
@@ -97,6 +98,9 @@ class Body(Struct, gc=False):
     tools: list[_Tool] | None = None
     output_config: _OutputConfig | None = None
     context_management: _ContextManagement | None = None
+    compaction: dict[str, Raw] | None = None
+    fallbacks: list[Raw] | str | None = None
+    thread: dict[str, Raw] | None = None
     speed: str | None = None
     inference_geo: str | None = None
 
@@ -255,9 +259,11 @@ def _read(body: bytes) -> tuple[Body, dict[str, Raw], _Blocks]:
     if typed.system is not None:
         blocks.add(typed.system, "system")
     for index, message in enumerate(typed.messages):
+        if message.content is None and message.role != "system":
+            raise BadRequest(f"Missing required parameter: 'messages[{index}].content'.", f"messages[{index}].content")
         blocks.add(message.content, f"messages[{index}].content")
     for message_fields in _decode_list(fields["messages"]):
-        if len(message_fields) > 2:
+        if message_fields.keys() != {"role", "content"}:
             blocks.content.texts += [bytes(raw).decode() for name, raw in message_fields.items() if name not in ("role", "content")]
     if typed.tools:
         _tools(blocks, typed.tools)
@@ -295,7 +301,9 @@ def _refuse(typed: Body, fields: dict[str, Raw]) -> None:
     for name in fields:
         if name.casefold() in _FOREIGN:
             raise BadRequest(f"{name!r} is no field of this API: the cap is 'max_tokens', and there is one answer.", name)
-    if "fallbacks" in fields:
+    if typed.thread is not None:
+        raise BadRequest("'thread' is not supported: send the whole conversation.", "thread", "thread_unsupported_request")
+    if typed.fallbacks:
         raise BadRequest("'fallbacks' is not supported: the gateway routes; ask for one 'model'.", "fallbacks")
     if typed.speed not in (None, "standard"):
         raise BadRequest("'speed' is not supported: other speeds have other prices.", "speed")
@@ -304,5 +312,6 @@ def _refuse(typed: Body, fields: dict[str, Raw]) -> None:
     if typed.thinking is not None and typed.thinking.type == "enabled" and typed.thinking.budget_tokens is None:
         raise BadRequest("Missing required parameter: 'thinking.budget_tokens'.", "thinking.budget_tokens")
     edits = typed.context_management.edits if typed.context_management is not None else None
-    if any("compact" in edit.type for edit in edits or ()):
-        raise BadRequest("Compaction is not supported: what it writes is billed beyond 'max_tokens'.", "context_management")
+    if typed.compaction is not None or any("compact" in edit.type for edit in edits or ()):
+        where = "compaction" if typed.compaction is not None else "context_management"
+        raise BadRequest("Compaction is not supported: what it writes is billed beyond 'max_tokens'.", where)

@@ -38,6 +38,7 @@ from sluicegate.dialects.openai_chat import DONE, Head
 _FORMAT = "anthropic-claude-v1"  # of reasoning details: OpenRouter's name of the only signatures that are known here
 
 _encode = msgspec.json.Encoder().encode
+_TEXT = b'%b{"index":%d,"delta":{"content":%b},"logprobs":null,"finish_reason":null}]}\n\n'
 
 
 def write_reply(reply: Reply, request: Request) -> bytes:
@@ -129,6 +130,8 @@ class Writer:
         self._states: dict[int, _State] = {}
 
     def write(self, pieces: list[Piece]) -> bytes:
+        if len(pieces) == 1 and isinstance(text := pieces[0], TextDelta) and text.choice in self._states:  # as nearly always
+            return _TEXT % (self._start, text.choice, _encode(text.text))
         return b"".join([self._piece(piece) for piece in pieces])
 
     def last(self, usage: Usage | None) -> bytes:

@@ -180,6 +180,8 @@ def _messages(fields: dict[str, Raw]) -> list[Message]:
         return [*messages, Message("user", [Text(_decode_any(raw))])]
     for index, item in enumerate(_decode_items(raw)):
         _add(messages, kind_of(item), _decode_any(item), f"input[{index}]")
+    if not messages:
+        raise BadRequest("There is nothing in 'input' to answer.", "input")
     return messages
 
 

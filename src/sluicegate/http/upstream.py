@@ -270,7 +270,8 @@ class Call:
 
     async def _wait(self) -> None:
         """Until something has happened; raises only what had happened before, so that a status that came with a failure is still seen."""
-        self._check()
+        if self._failure is not None:
+            self._check()
         self._waiter = self._loop.create_future()
         await self._waiter
 
@@ -374,7 +375,8 @@ class Pool:
         self._idle.append(connection)
         if len(self._idle) > self._max_idle:
             self._idle.pop(0).transport.close()
-        self._run_timer()
+        if self._timer is None:
+            self._run_timer()
 
     def forget(self, connection: OriginConnection) -> None:
         if connection in self._idle:
@@ -382,14 +384,14 @@ class Pool:
 
     def enter(self, call: Call) -> None:
         self._calls.add(call)
-        self._run_timer()
+        if self._timer is None:
+            self._run_timer()
 
     def leave(self, call: Call) -> None:
         self._calls.discard(call)
 
     def _run_timer(self) -> None:
-        if self._timer is None:
-            self._timer = self.loop.call_later(TICK_S, self._tick)
+        self._timer = self.loop.call_later(TICK_S, self._tick)
 
     def _tick(self) -> None:
         self._timer = None

@@ -115,7 +115,7 @@ class Link:
         self._log = log
         self._connection: Connection | None = None
         self._down = "not connected yet"
-        self._troubled: dict[str, float] = {}  # commands that Redis fails, by the time of the last failure
+        self.troubled: dict[str, float] = {}  # commands that Redis fails, by the time of the last failure
         self._policy_unknown = False
         self._tls: ssl.SSLContext | None = None
         self._early: list[Waiting] | None = None  # made while the first attempt is under way
@@ -248,19 +248,15 @@ class Link:
 
     def failed(self, command: Command, reason: str, now: float) -> None:
         """A command was answered by an error, or not in time, on a connection that stands."""
-        if command.name not in self._troubled:
+        if command.name not in self.troubled:
             self._log.warning("ledger fails", command=command.name, reason=reason, link=self._name)
-        self._troubled[command.name] = now
+        self.troubled[command.name] = now
 
     def worked(self, command: Command, now: float) -> None:
         """A command was answered while some are troubled."""
-        if now - self._troubled.get(command.name, now) >= TROUBLE_S:
-            del self._troubled[command.name]
+        if now - self.troubled.get(command.name, now) >= TROUBLE_S:
+            del self.troubled[command.name]
             self._log.info("ledger works again", command=command.name, link=self._name)
-
-    @property
-    def troubled(self) -> bool:
-        return bool(self._troubled)
 
 
 class Connection(asyncio.Protocol):
@@ -280,9 +276,17 @@ class Connection(asyncio.Protocol):
         self._heard = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
-    def send(self, command: Command, packed: bytes, asked: Any = None) -> "asyncio.Future[Any]":
-        future: asyncio.Future[Any] = self._loop.create_future()
-        self._queue(future, command, packed, asked)
+    def send(self, command: Command, packed: bytes, asked: Any = None, future: "asyncio.Future[Any] | None" = None) -> "asyncio.Future[Any]":
+        """future: of a call that is sent again."""
+        if future is None:
+            future = self._loop.create_future()
+        if not self._out:
+            self._turn = self._loop.time()
+            self._loop.call_soon(self._flush)
+        if self._timer is None:
+            self._timer = self._loop.call_at(self._turn + self._link.timeout_s, self._check)
+        self._out.append(packed)
+        self._waiting.append((future, self._turn, command, packed, asked))
         return future
 
     def send_early(self, early: list[Waiting]) -> None:
@@ -294,15 +298,6 @@ class Connection(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
         self._timer = self._loop.call_at(early[0][1] + self._link.timeout_s, self._check)
-
-    def _queue(self, future: "asyncio.Future[Any]", command: Command, packed: bytes, asked: Any) -> None:
-        if not self._out:
-            self._turn = self._loop.time()
-            self._loop.call_soon(self._flush)
-        if self._timer is None:
-            self._timer = self._loop.call_at(self._turn + self._link.timeout_s, self._check)
-        self._out.append(packed)
-        self._waiting.append((future, self._turn, command, packed, asked))
 
     def _flush(self) -> None:
         out, self._out = self._out, []
@@ -347,7 +342,7 @@ class Connection(asyncio.Protocol):
         future, _, command, packed, asked = entry
         if error.startswith("NOSCRIPT") and not future.done() and not self._overtaken(asked):
             count, rest = packed[: packed.index(b"\r\n")], packed[packed.index(command.sha) + len(command.sha) :]
-            self._queue(future, command, b"%b\r\n$4\r\nEVAL\r\n$%d\r\n%b%b" % (count, len(command.text), command.text, rest), asked)
+            self.send(command, b"%b\r\n$4\r\nEVAL\r\n$%d\r\n%b%b" % (count, len(command.text), command.text, rest), asked, future)
             return
         damage = command.damage(error)
         fail(future, damage or f"the ledger answered: {error}")

@@ -254,6 +254,22 @@ def test_where_a_deployment_is_called(provider: dict[str, Any], dialect: str, pa
     assert deployed(provider, "my+small").path(dialect) == path
 
 
+def test_a_compatible_server_is_not_openai() -> None:
+    """At another address `dialect: openai` is what compatible servers speak, and what concerns OpenAI stays here; models are taken for what they are
+    named. `provider: openai` is OpenAI wherever it is reached."""
+    at = {"base_url": "https://llm.example.com/v1"}
+    own, elsewhere, proxied = (
+        deployed({"dialect": "openai"}, "gpt-5"),
+        deployed({"dialect": "openai", **at}, "gpt-5"),
+        deployed({"provider": "openai", **at}),
+    )
+    assert [one.path("openai_responses") for one in (own, elsewhere, proxied)] == [b"/responses", None, b"/responses"]
+    assert [b"openai-organization" in one.provider.forwards for one in (own, elsewhere, proxied)] == [True, False, True]
+    assert [bool(one.provider.rejects) for one in (own, elsewhere, proxied)] == [True, False, True]
+    assert (elsewhere.cap_field, elsewhere.tokenizer) == (own.cap_field, own.tokenizer) == ("max_completion_tokens", "o200k_base")
+    assert deployed({"dialect": "openai", "base_url": "https://api.openai.com/v1/"}).path("openai_responses")
+
+
 def test_what_an_operator_says_that_a_provider_speaks() -> None:
     """It replaces what the row says; the first is what everything else is translated to."""
     found = deployed({"provider": "openai_compatible", "base_url": "http://x/v1", "speaks": ["anthropic_messages", "openai_embeddings"]})

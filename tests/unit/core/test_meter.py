@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluicegate.core.meter import TEXT_MAX, EchoMeter, EventMeter, Meter, count, load, sends_each_token, size
+from sluicegate.core.meter import TEXT_MAX, EchoMeter, EventMeter, Meter, count, load, offers_tools, sends_each_token, size
 from sluicegate.dialects.form import Delta
 from sluicegate.dialects.openai_chat import read_request
 
@@ -231,6 +231,21 @@ def test_where_a_server_may_gather_tokens(fields: dict[str, object], each: bool)
     """Not before what may become a stop sequence or a call: there events say nothing."""
     request = {"model": "m", "messages": [{"role": "user", "content": "x"}], "stream": True, **fields}
     assert sends_each_token(read_request(json.dumps(request).encode())) is each
+
+
+@pytest.mark.parametrize(
+    ("fields", "offered"),
+    [
+        ({}, False),
+        ({"tools": None, "functions": None}, False),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, True),
+        ({"functions": []}, True),
+    ],
+)
+def test_where_a_tool_may_be_called(fields: dict[str, object], offered: bool) -> None:
+    """Where any is offered, under its old name too."""
+    request = {"model": "m", "messages": [{"role": "user", "content": "x"}], **fields}
+    assert offers_tools(read_request(json.dumps(request).encode())) is offered
 
 
 # -- echoes -------------------------------------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluicegate.core.prices import Price, cost_nano_usd, input_cost_nano_usd, input_rate, output_rate
+from sluicegate.core.prices import Price, cost_nano_usd, input_cost_nano_usd
 from sluicegate.core.usage import Usage
 
 MINI = Price(150_000, 600_000, cached_input=75_000)  # $0.15, $0.60 and $0.075 per million tokens
@@ -71,15 +71,15 @@ def test_what_is_held_covers_the_cost(price: Price, usage: Usage) -> None:
     """No usage of the tokens held costs more than the claim on a dollar limit."""
     read, written = usage.input_tokens or 0, usage.output_tokens or 0
     cost = cost_nano_usd(price, usage)
-    assert price.request_fee <= cost <= input_cost_nano_usd(price, read) - (-written * output_rate(price) // 1000)
+    assert price.request_fee <= cost <= input_cost_nano_usd(price, read) - (-written * price.dearest_output // 1000)
     assert cost <= cost_nano_usd(price, Usage(), read, written)
 
 
 @given(PRICES)
 def test_rates_are_the_dearest(price: Price) -> None:
     """No class of tokens costs more than the rate that is claimed."""
-    assert input_rate(price) >= max(price.input, price.cached_input or 0, price.cache_write or 0, price.cache_write_1h or 0)
-    assert output_rate(price) >= max(price.output, price.reasoning or 0)
+    assert price.dearest_input >= max(price.input, price.cached_input or 0, price.cache_write or 0, price.cache_write_1h or 0)
+    assert price.dearest_output >= max(price.output, price.reasoning or 0)
 
 
 def test_an_absurd_report_costs_no_more_than_a_counter_can_hold() -> None:

@@ -81,6 +81,12 @@ def test_an_event_of_no_shape_says_nothing() -> None:
     assert Pieces().of(Event(b"", "other")) == Pieces().of(Event(b": ping\n\n", "other")) == Pieces().of(Event(b"data: 5\n\n", "other")) == []
 
 
+def test_an_event_may_be_known_by_its_name_alone() -> None:
+    """As the stream's reader knows it."""
+    data = b'event: content_block_delta\ndata: {"index":0,"delta":{"text":"a"}}\n\n'
+    assert pieces(data)[1:] == pieces(data.replace(b"\n", b"\r\n"))[1:] == [TextDelta(0, "a")]
+
+
 def test_tools_of_the_provider_are_left_out() -> None:
     """With what they were given and what they found."""
     got = pieces(golden("web_search"))

@@ -332,7 +332,7 @@ def test_a_truncation_after_the_end() -> None:
 def test_errors_have_the_types_of_their_statuses(status: int, kind: str) -> None:
     """In Anthropic's shape, with what the gateway adds inside it and the request's id beside it."""
     body = json.loads(write_error(status, "No.", "budget_error", "model", "code", {"request_id": "req_1", "sluicegate": {"reason": "rate"}}))
-    error = {"type": kind, "message": "No.", "param": "model", "code": "code", "sluicegate": {"reason": "rate"}}
+    error = {"type": kind, "message": "No.", "param": "model", "code": "code", "details": {"error_code": "code"}, "sluicegate": {"reason": "rate"}}
     assert body == {"type": "error", "error": error, "request_id": "req_1"}
 
 

@@ -195,6 +195,10 @@ REFUSED = [
     ({"inference_geo": "us"}, "inference_geo"),
     ({"fallbacks": [{"model": "other"}]}, "fallbacks"),
     ({"context_management": {"edits": [{"type": "compact_20260112"}]}}, "context_management"),
+    ({"compaction": {"type": "summarize"}}, "compaction"),
+    ({"thread": {"type": "create"}}, "thread"),
+    ({"thread": {"type": "continue", "previous_message_id": "m"}}, "thread"),
+    ({"Thread": {"type": "create"}}, "Thread"),
     ({"background": True}, "background"),
     ({"models": ["a", "b"]}, "models"),
     ({"extra_body": {"n_predict": 5}}, "extra_body"),
@@ -253,6 +257,17 @@ def test_wrong_blocks_never_raise_anything_else(kind: str, fields: Any) -> None:
         read(messages=user({"type": kind, **fields}))
     except BadRequest as error:
         assert error.param is not None and error.param.startswith("messages[0].content[0]")
+
+
+def test_a_thread_is_refused_with_the_code_at_which_clients_go_on_without_it() -> None:
+    """Anthropic's own client then sends the whole conversation."""
+    assert refused(body(thread={"type": "create"})).code == "thread_unsupported_request"
+    assert read(thread=None, fallbacks=None, compaction=None, speed="standard", inference_geo="global").texts == ["hi"]
+
+
+def test_a_system_message_may_only_change_settings() -> None:
+    """It needs no content, others do; what it changes counts as text."""
+    assert read(messages=[USER, {"role": "system", "output_config": {"effort": "low"}}]).texts == ["hi", '{"effort": "low"}']
 
 
 # -- what is sent -------------------------------------------------------------------------------------------------------------------------

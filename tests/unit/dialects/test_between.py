@@ -1,9 +1,11 @@
 """What is between two dialects: requests on their way out, answers and streams on their way back, for any pair of them."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+from openai.lib.streaming._deltas import accumulate_delta
 
 from sluicegate.core.usage import Usage
 from sluicegate.dialects import openai_chat, openai_chat_content
@@ -11,6 +13,7 @@ from sluicegate.dialects.between import Between, Origin
 from sluicegate.dialects.content import Piece
 from sluicegate.dialects.form import Event, Failure, Request, Target
 from sluicegate.dialects.openai_request import read_request
+from support_golden import cases
 
 TARGET = Target("gpt", 9, "max_tokens", stream_usage=True)
 ORIGIN = Origin("req_1", 1700000000)
@@ -223,3 +226,25 @@ def test_prompts_are_made_anew_for_each_attempt() -> None:
     for _ in range(2):
         between.write_request(request(top_k=5), TARGET)
         assert between.left_out == ["top_k"]
+
+
+@pytest.mark.parametrize("path", cases("openai_chat", "answers"), ids=lambda path: path.stem)
+def test_an_answer_says_the_same_whole_and_streamed(path: Path) -> None:
+    """Text, thinking, calls, refusals and why it ended, of every choice."""
+    body = json.dumps(json.loads(path.read_text())["body"]).encode()
+    whole = json.loads(pair().read_answer(body).body)
+    streaming = pair(stream=True)
+    reader = streaming.StreamReader()
+    messages: dict[int, dict[Any, Any]] = {}
+    finishes: dict[int, str] = {}
+    for event in reader.feed(streaming.streamed(body)):
+        for line in event.raw.splitlines():
+            for choice in json.loads(line[6:])["choices"] if line else ():
+                messages[choice["index"]] = accumulate_delta(messages.get(choice["index"], {}), choice["delta"])
+                finishes[choice["index"]] = choice["finish_reason"] or ""
+    assert finishes == {choice["index"]: choice["finish_reason"] for choice in whole["choices"]}
+    for choice in whole["choices"]:
+        message, got = choice["message"], messages[choice["index"]]
+        for name in ("content", "refusal", "reasoning_content", "reasoning_details"):
+            assert (got.get(name) or None) == (message.get(name) or None), name
+        assert [{**call, "index": i} for i, call in enumerate(message.get("tool_calls", ()))] == got.get("tool_calls", [])

@@ -4,6 +4,8 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 from msgspec import Raw
 
 from sluicegate.dialects.content import (
@@ -271,3 +273,46 @@ def test_chat_through_the_form_and_back() -> None:
     }
     read = read_request(json.dumps(body).encode())
     assert json.loads(write_prompt(read_prompt(read), read, Target("m", None, "max_tokens", stream_usage=True))) == body
+
+
+TEXT = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8)
+NAME = st.text("abcxyz_-", min_size=1, max_size=6)
+ARGUMENTS = st.dictionaries(NAME, st.integers(0, 9), max_size=2).map(json.dumps)
+SCHEMAS = st.sampled_from([b'{"type":"object"}', b'{"type":"object","properties":{"a":{"type":"string"}}}']).map(Raw)
+TEXTS = st.builds(Text, TEXT)
+IMAGES = st.builds(Image, st.just("https://a.test/b.png")) | st.builds(
+    Image, st.just(""), st.just("image/png"), st.just("AA=="), NAME.map(lambda _: "low")
+)
+FILES = st.builds(Document, st.just(""), st.just("application/pdf"), st.just("AA=="), st.just(""), NAME)
+CALLS = st.lists(st.builds(ToolUse, NAME, NAME, ARGUMENTS), max_size=2)
+MESSAGES = st.one_of(
+    st.builds(Message, st.just("system"), st.lists(TEXTS, min_size=1, max_size=1), st.just("") | NAME),
+    st.builds(
+        Message, st.just("user"), st.lists(TEXTS, min_size=1, max_size=1) | st.lists(IMAGES | FILES, min_size=1, max_size=2), st.just("") | NAME
+    ),
+    st.builds(Message, st.just("assistant"), st.builds(lambda texts, calls: [*texts, *calls], st.lists(TEXTS, min_size=1, max_size=1), CALLS)),
+)
+RESULTS = st.builds(Message, st.just("user"), st.lists(st.builds(ToolResult, NAME, st.lists(TEXTS, max_size=1)), min_size=1, max_size=2))
+PROMPTS = st.builds(
+    Prompt,
+    st.lists(MESSAGES, min_size=1, max_size=4).flatmap(lambda said: st.lists(RESULTS, max_size=1).map(lambda results: [*said, *results])),
+    st.lists(st.builds(Tool, NAME, st.just("") | TEXT, SCHEMAS, st.none() | st.booleans()), min_size=1, max_size=2),
+    st.none() | st.builds(ToolChoice, st.sampled_from(["auto", "any", "none"])) | st.builds(ToolChoice, st.just("tool"), NAME),
+    st.none() | st.booleans(),
+    st.none() | st.builds(Shape) | st.builds(Shape, SCHEMAS, NAME, st.just("") | TEXT, st.none() | st.booleans()),
+    temperature=st.none() | st.just(0.5),
+    stop=st.lists(TEXT, max_size=2),
+    seed=st.none() | st.integers(0, 9),
+    effort=st.sampled_from(["", "low", "high"]),
+    user=st.just("") | NAME,
+)
+
+
+@settings(max_examples=60)
+@given(PROMPTS)
+def test_what_is_written_reads_as_the_same(prompt: Prompt) -> None:
+    """From the form to a request and back: nothing is lost, added or moved."""
+    if prompt.messages[-1].parts and isinstance(prompt.messages[-1].parts[0], ToolResult) and len(prompt.messages) > 1:
+        assume(prompt.messages[-2].role != "user")  # they would come before it
+    written = write_prompt(prompt, request(), TARGET)
+    assert read_prompt(read_request(written)) == prompt

@@ -225,6 +225,16 @@ def test_what_cannot_be_said(fields: dict[str, Any], param: str) -> None:
     assert isinstance(info.value, Inexpressible) or param == "tools[0].strict"
 
 
+@pytest.mark.parametrize(
+    "item", [{"role": "user", "content": ""}, {"role": "assistant", "content": []}, {"type": "reasoning", "encrypted_content": "x"}]
+)
+def test_an_input_that_says_nothing(item: dict[str, Any]) -> None:
+    """No provider has anything to answer then."""
+    with pytest.raises(BadRequest) as info:
+        prompt(input=[item])
+    assert info.value.param == "input"
+
+
 def test_a_stored_prompt_without_input() -> None:
     """It is refused for what it is."""
     with pytest.raises(Inexpressible) as info:
