@@ -50,6 +50,8 @@ SAFETY = {
     "dialects/openai_messages.py": ("counts what is in messages", "a prompt is larger than what was held"),
     "dialects/openai_body.py": ("reads answers and their usage", "output or usage is overlooked"),
     "dialects/openai_chat.py": ("reads and ends streams", "an end is taken for another"),
+    "dialects/openai_chat_ask.py": ("asks a provider of chat for a client of another dialect", "another cap is sent than the one that is held"),
+    "dialects/between.py": ("keeps what is metered with what is translated", "a translated answer is delivered and not counted"),
     "dialects/openai_inputs.py": ("counts prompts and inputs, texts and tokens", "one of several is not held"),
     "dialects/openai_completions_request.py": ("reads a completion's cap, prompts and choices", "an answer that costs is not held"),
     "dialects/openai_completions.py": ("reads and ends streams of completions", "output is overlooked"),

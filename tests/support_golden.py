@@ -18,6 +18,10 @@ from sluicegate.core.usage import Usage, merge
 from sluicegate.dialects.form import Answer, Event, Request, Target
 
 GOLDEN = Path(__file__).parent / "golden"
+FIGURES = (
+    *("stream", "include_usage", "choices", "cap", "thinking", "texts", "messages", "images", "prediction", "unbounded", "cap_by"),
+    *("unbounded_by", "tokens", "echoed", "own_prompts", "shown"),
+)  # of a request: what is held for it
 
 
 def streams(dialect: str) -> list[Path]:
@@ -80,7 +84,7 @@ def request(case: dict[str, Any], dialect: ModuleType) -> dict[str, Any]:
     target = msgspec.convert({"cap": None, **case["target"]}, Target)
     upstream = dialect.write_request(read, target)
     fields = msgspec.json.decode(upstream, type=dict[str, msgspec.Raw])
-    figures = msgspec.to_builtins({name: getattr(read, name) for name in read.__struct_fields__ if name not in ("fields", "model")})
+    figures = {name: getattr(read, name) for name in FIGURES}
     figures["texts"].sort()  # fields that are not known come in any order
     return {
         "read": figures,

@@ -126,10 +126,11 @@ class Holding:
     def _admission(self, trip: Trip, attempt: Attempt) -> Admission:
         """What an attempt asks of the key's limits."""
         figures, held = attempt.figures, attempt.held
+        template = held.template
         return Admission(
             held.hold_id,
-            held.template.refset(self._ledger.now_ms()),
-            self._amounts(trip, attempt),
+            template.refset(self._ledger.now_ms()),
+            template.amounts(figures, attempt.deployment.price, 0 if trip.counted else 1),
             attempt.need,
             figures.aim if attempt.extends else figures.want,
             figures.want,

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any, Literal, Protocol
 
 from sluicegate import growth as growing
-from sluicegate.core.meter import Meter
+from sluicegate.core.meter import Meter, believed
 from sluicegate.core.usage import Usage, merge
 from sluicegate.dialects.form import Event, Failure
 from sluicegate.growth import Growth, Pace, Why
@@ -25,7 +25,6 @@ from sluicegate.http.upstream import Call, UpstreamError
 
 CLIENT_BUFFER_MAX = 1 << 20
 WITHHELD_MAX = 1 << 22  # bytes of events without output, before the first with any
-OVERSHOOT_MILLI, OVERSHOOT_FLAT = 1100, 16  # an upstream beyond 1.1 x its cap + 16 tokens is not believed any longer
 
 
 End = Literal["open", "complete", "truncated", "died"]
@@ -84,7 +83,7 @@ class Relay:
         self._pace = pace
         self._growth = growth
         self._paced = visible  # the pace decides what may still come after a close, where that is not simply the cap
-        self._ceiling = cap * OVERSHOOT_MILLI // 1000 + OVERSHOOT_FLAT  # an upstream that runs far past its cap is cut too
+        self._ceiling = believed(cap)  # an upstream that runs far past its cap is cut too
         self._write_timeout_s = write_timeout_s
         self._clock = clock
         self._ready: list[bytes] = []

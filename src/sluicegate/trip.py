@@ -151,7 +151,7 @@ class Attempt:
             usage,
             ended=self.ended,
             seen=meter.seen if meter is not None else 0,
-            least=meter.least if meter is not None else 0,
+            least=meter.certain(self.most) if meter is not None else 0,
             margin=self.relay.margin() if self.relay is not None and self.relay.ended != "complete" else 0,
             cap=self.most,
             input_bound=self.figures.input_bound,

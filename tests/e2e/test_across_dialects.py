@@ -23,6 +23,7 @@ MODELS = (
   claude_gpt: {deployments: [CLAUDE, GPT]}
   llama_gpt: {deployments: [LLAMA, GPT]}
   gpt_llama: {deployments: [GPT, LLAMA]}
+  claude_openai: {deployments: [CLAUDE, {provider: openai, model: gpt-4o, price: {input: 0.5, output: 1.0}}]}
   claude_claude: {deployments: [CLAUDE, {provider: anthropic, model: two, price: {input: 0.5, output: 1.0}}]}""".replace(
         "GPT", "{provider: mock, model: gpt, price: {input: 0.5, output: 1.0}}"
     )
@@ -45,6 +46,7 @@ def bench(directory: Path, extend: bool = False, **settings: Any) -> Any:
     common = f"extend: {on}, stops_on_close: {on}, tokenizer: o200k_base"
     providers = f"""
   anthropic: {{provider: anthropic, base_url: BASE_URL, api_key: sk-a, {common}}}
+  openai: {{provider: openai, base_url: BASE_URL, api_key: sk-o}}
   ollama: {{provider: ollama, base_url: ROOT_URL, {common}}}"""
     return running(directory, extend=extend, providers=providers, models=MODELS, **settings)
 
@@ -250,6 +252,19 @@ async def test_case_70_thinking_of_another_model_is_not_sent_on(tmp_path: Path, 
             await answered(b, stream, model=model, messages=messages)
             assert len(b.record.attempts) == 2
             assert "signature" not in b.mock.calls[-1].body
+
+
+async def test_thinking_is_not_sent_where_it_would_be_an_error(tmp_path: Path) -> None:
+    """OpenAI itself refuses fields of a message that it does not know: what Claude thought is taken out on the way to it, and nothing else."""
+    options = {"completion": 6, "reasoning": "visible", "reasoning_tokens": 2}
+    async with bench(tmp_path, limits="[9000 tokens/day]", options=options) as b:
+        message, _, _ = await answered(b, False, model="claude_openai")
+        assert {"reasoning_content", "reasoning_details"} <= message.keys()
+        b.mock.fault(count=1, model="claude", status=503)
+        await answered(b, False, model="claude_openai", messages=[{"role": "user", "content": "a"}, message, {"role": "user", "content": "b"}])
+        assert b.record.deployment == "openai/gpt-4o"
+        sent = json.loads(b.mock.calls[-1].body)["messages"][1]
+        assert sent == {"role": "assistant", "content": message["content"], "refusal": None}
 
 
 # -- one budget ---------------------------------------------------------------------------------------------------------------------------

@@ -93,16 +93,18 @@ async def test_case_65_one_record_and_one_charge(tmp_path: Path, model: str, str
         assert b.record.cost_nano_usd == 30 * 500 + 12 * 1000
 
 
+@pytest.mark.parametrize("tools", [[], [{"name": "weather", "arguments": {"city": "Paris"}}]], ids=["text", "calls"])
 @pytest.mark.parametrize("reasoning", ["visible", "both"])
 @ALL
-async def test_all_that_is_billed_is_metered(tmp_path: Path, model: str, reasoning: str) -> None:
-    """Reasoning, its summary, text, names and arguments of calls: without a report an extended stream is charged at least what it was."""
-    options = {"completion": 40, "reasoning": reasoning, "usage": "none", "tools": [{"name": "weather", "arguments": {"city": "Paris"}}]}
+async def test_all_that_is_billed_is_metered(tmp_path: Path, model: str, reasoning: str, tools: list[Any]) -> None:
+    """Reasoning, its summary, text, names and arguments of calls: without a report an extended stream is charged at least what it was, and one whose
+    calls may come whole all that was held."""
+    options = {"completion": 40, "reasoning": reasoning, "usage": "none", "tools": tools or ""}
     async with bench(tmp_path, extend=True, limits="[3000 tokens/day]", options=options) as b:
         b.slack = 1500  # a deployment that has not been seen before is held at its bound
-        reply = await ask(b, model, stream=True, max_output_tokens=500, tools=[WEATHER])
+        reply = await ask(b, model, stream=True, max_output_tokens=500, **({"tools": [WEATHER]} if tools else {}))
         assert reply.code == "200" and kinds(reply)[-1] == "completed"
-        assert b.record.source == "counted"
+        assert b.record.source == ("held" if tools and model != "chat" else "counted")
 
 
 @STREAM

@@ -418,7 +418,7 @@ def test_records_that_are_deleted_under_running_replicas(tmp_path: Path, redis: 
             for gateway in (one, two):
                 assert ask(gateway) == "ok"
             epochs = redis.client.keys("sg1:{acme}:e:*")
-            time.sleep(2.5)
+            time.sleep(1.6)  # a beat and a half
             assert redis.client.keys("sg1:{acme}:e:*") == epochs
             assert one.logged().count("records replaced") == 1
             if not flushed:

@@ -304,9 +304,9 @@ async def test_an_upstream_far_beyond_its_cap_is_cut(vocabulary: str) -> None:
 
 
 async def test_a_capped_upstream_counted_in_bytes_is_not_cut() -> None:
-    """Where tokens are not known, a text of many bytes says nothing."""
+    """Where tokens are not known, a text of many bytes says nothing, unless no tokens have so many."""
     stage = Stage(cap=10)
-    await stage.feed(text(5000) + STOP + DONE)
+    await stage.feed(*[text(160)] * 2 + [STOP + DONE])
     assert (await stage.ended()).ended == "complete"
 
 
@@ -480,6 +480,17 @@ async def test_one_huge_delta_is_not_delivered_past_the_cap() -> None:
     await stage.refuse()
     assert (stage.relay.ended, stage.relay.truncated, stage.meter.seen, stage.forwarded) == ("truncated", "budget", 3000, 0)
     assert stage.call.closed
+
+
+@pytest.mark.parametrize("granted", [16, 600])
+async def test_case_108_a_delta_of_more_bytes_than_the_cap_can_have(granted: int) -> None:
+    """12,000 bytes at once from an upstream that was sent a cap of 600: whatever is granted, that is not delivered, and all it may be is charged."""
+    stage = Stage(granted=granted, want=600, cap=600)
+    await stage.feed(text(12_000))
+    if granted < 600:
+        await stage.grant(600)
+    assert (stage.relay.ended, stage.relay.truncated, stage.forwarded) == ("truncated", "budget", 0)
+    assert (stage.call.closed, stage.meter.certain(600)) == (True, 12_000)
 
 
 async def test_choices_are_metered_together_and_finish_apart() -> None:

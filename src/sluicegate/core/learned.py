@@ -14,10 +14,11 @@ _AGAIN = 20  # a percentile is worked out again when this part of the samples is
 class Largest:
     """The largest of the last `last` values, and how many there have been."""
 
-    __slots__ = ("_last", "_peaks", "count")
+    __slots__ = ("_last", "_peaks", "count", "value")
 
     def __init__(self, last: int) -> None:
         self.count = 0
+        self.value = 0  # the largest; 0 before there is any
         self._last = last
         self._peaks: deque[tuple[int, int]] = deque()  # (number, value), values falling: each the largest of all from it on
 
@@ -30,20 +31,17 @@ class Largest:
         self.count += 1
         if peaks[0][0] < self.count - self._last:
             peaks.popleft()
-
-    @property
-    def value(self) -> int:
-        """0 before there is any."""
-        return self._peaks[0][1] if self._peaks else 0
+        self.value = peaks[0][1]
 
 
 class Mean:
     """A weighted mean of ratios (sum of parts over sum of wholes), in thousandths, of about the last `last` pairs."""
 
-    __slots__ = ("_last", "_pairs", "_parts", "_wholes", "count")
+    __slots__ = ("_last", "_pairs", "_parts", "_wholes", "count", "milli")
 
     def __init__(self, last: int) -> None:
         self.count = 0
+        self.milli = 0  # the mean, rounded up; 0 before there is any
         self._last = last
         self._pairs = self._parts = self._wholes = 0
 
@@ -57,11 +55,7 @@ class Mean:
             self._pairs //= 2
             self._parts //= 2
             self._wholes //= 2
-
-    @property
-    def milli(self) -> int:
-        """Rounded up; 0 before there is any."""
-        return -(-self._parts * 1000 // self._wholes) if self._wholes else 0
+        self.milli = -(-self._parts * 1000 // self._wholes) if self._wholes else 0
 
 
 def bucket_of(value: int) -> int:

@@ -18,6 +18,8 @@ from sluicegate.dialects.form import Delta, Request
 
 TEXT_MAX = 256 * 1024  # characters; above it text is counted by its bytes, since tokenizing would block every stream of the worker
 TOOL_CALL = 8
+TOKEN_BYTES = 16  # no text has more bytes than this in each of its tokens for long
+OVERSHOOT_MILLI, OVERSHOOT_FLAT = 1100, 16
 _TAIL_MAX = 32  # characters of a text without spaces that are counted again with what follows
 
 
@@ -32,6 +34,11 @@ def _loaded(tokenizer: str) -> _Tokenizer:
 
     loaded: _Tokenizer = tokenizer_for_encoding(tokenizer)
     return loaded
+
+
+def believed(cap: int) -> int:
+    """How much an upstream may have produced and still be taken to keep to the cap that it was sent: 1.1 times that and 16 tokens."""
+    return cap * OVERSHOOT_MILLI // 1000 + OVERSHOOT_FLAT
 
 
 def load(tokenizer: str) -> None:
@@ -91,10 +98,11 @@ class Meter:
     """The output of one answer.
 
     seen: over all choices, factor applied, rounded up. counted: the same without the factor. largest: the largest growth of `seen` in one `add`.
-    least: what it is at least, in tokens: the count where the vocabulary is known, else one per delta. by_event: each event counts as its token.
+    least: what it is at least, in tokens: the count where the vocabulary is known, else one per delta, and per 16 bytes of it.
+    by_event: each event counts as its token.
     """
 
-    __slots__ = ("_choices", "_factor_milli", "_tokenizer", "by_event", "counted", "largest", "least", "seen")
+    __slots__ = ("_choices", "_factor_milli", "_tokenizer", "_unread", "by_event", "counted", "largest", "least", "seen")
 
     def __init__(self, tokenizer: str, factor_milli: int) -> None:
         self.seen = 0
@@ -105,6 +113,7 @@ class Meter:
         self._tokenizer = tokenizer
         self._factor_milli = factor_milli
         self._choices: dict[int, _Choice] = {}
+        self._unread = 0  # of `seen`, beyond one per event: what events that could not be read may have been
 
     def add(self, delta: Delta) -> None:
         """Counts one delta."""
@@ -121,16 +130,21 @@ class Meter:
         more += TOOL_CALL * delta.tool_calls
         if more:
             self.counted += more
-            self.least += more if self._tokenizer else 1
+            self.least += more if self._tokenizer else more // TOKEN_BYTES or 1
             seen = -(-self.counted * self._factor_milli // 1000)
             self.largest = max(self.largest, seen - self.seen)
             self.seen = seen
 
     def add_unreadable(self, text: str) -> None:
         """Counts an event that cannot be read: all of it may have been output, at least a token was."""
-        least = self.least
+        least, seen = self.least, self.seen
         self.add(Delta(0, text))
         self.least = least + 1
+        self._unread += self.seen - seen - 1
+
+    def certain(self, cap: int) -> int:
+        """What was produced in any case: the least; but all that there may be, once it is clear that the upstream does not keep to its cap."""
+        return self.least if self.least <= believed(cap) else max(self.least, self.seen - self._unread)
 
 
 class EchoMeter(Meter):

@@ -89,8 +89,8 @@ def settle_figures(
 ) -> Charge:
     """What an attempt is charged that was, or may have been, billed.
 
-    seen: the meter. least: what it was at least; more than the cap only where the upstream did not keep to it. margin: what may have been produced
-    beyond it. cap: output tokens over all choices that the upstream was told it may produce.
+    seen: the meter. least: what it was in any case (`Meter.certain`); more than the cap only where the upstream did not keep to it. margin: what may
+    have been produced beyond it. cap: output tokens over all choices that the upstream was told it may produce.
     visible: every billed token is in the stream. stops_on_close: closing the connection ends the generation.
     """
     if usage is not None and ended == "complete" and is_whole(usage):

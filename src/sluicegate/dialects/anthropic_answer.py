@@ -124,9 +124,8 @@ class Pieces:
 def _said(raw: bytes) -> tuple[StreamEvent, str]:
     """What an event says, and its name."""
     line = raw.find(b"\n")
-    if (
-        raw.startswith(b"event: ") and raw.startswith(b"data: ", line + 1) and raw.find(b"\n", line + 1) == len(raw) - 2
-    ):  # as nearly always: a name, and one line of data
+    one = raw.startswith(b"event: ") and raw.startswith(b"data: ", line + 1) and raw.find(b"\n", line + 1) == len(raw) - 2
+    if one:  # as nearly always: a name, and one line of data
         name, data = raw[7:line].decode("utf-8", "replace"), raw[line + 7 : -2]
     else:
         reader = Reader()

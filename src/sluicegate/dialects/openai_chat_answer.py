@@ -5,6 +5,7 @@ told apart as vendors stream them: by index (OpenAI), by id where the index is m
 object that follows a whole object. A call begins when its id and its name are known; one that never gets an id is given one.
 """
 
+import json
 from typing import Any
 
 import msgspec
@@ -62,7 +63,6 @@ class _Chunk(Struct, gc=False):
 
 _decode = msgspec.json.Decoder().decode
 _decode_chunk = msgspec.json.Decoder(_Chunk).decode
-_encode = msgspec.json.Encoder().encode
 
 
 def read_reply(body: bytes) -> Reply:
@@ -334,6 +334,6 @@ def _arguments(arguments: Any) -> str:
     if isinstance(arguments, str):
         return text_of(arguments)
     try:
-        return _encode(arguments).decode() if isinstance(arguments, dict) else ""
-    except (ValueError, RecursionError, OverflowError, TypeError):
+        return json.dumps(arguments, separators=(",", ":")) if isinstance(arguments, dict) else ""
+    except RecursionError:  # it could just be read
         return ""

@@ -93,11 +93,12 @@ class AnyMessage(Struct, gc=False):
 class Content:
     """What the provider will read: texts, images, and why that cannot be known."""
 
-    __slots__ = ("images", "texts", "unbounded", "unbounded_by")
+    __slots__ = ("images", "more", "texts", "unbounded", "unbounded_by")
 
     def __init__(self) -> None:
         self.texts: list[str] = []
         self.images = 0
+        self.more = False  # some message has more than a role, content and calls
         self.unbounded = ""
         self.unbounded_by = "messages"  # the field of the body
 
@@ -113,6 +114,7 @@ class Content:
         if message.name or message.tool_call_id or message.refusal or message.reasoning or message.reasoning_content:
             more = (message.name, message.refusal, message.reasoning_content, message.reasoning, message.tool_call_id)
             self.texts += [text for text in more if text]
+            self.more = True
 
     def add_any(self, message: AnyMessage, fields: dict[str, Any], index: int) -> None:
         """A message of another shape: its content by its texts, the rest as JSON without the images."""
@@ -125,6 +127,7 @@ class Content:
             fields["content"] = [_beside(part, raw) for part, raw in zip(content, _decode_list(fields["content"]), strict=True)]
         if message.audio is not None:
             self.unbounded = "an earlier audio answer"
+        self.more = True
         self.texts.append(_encode(fields).decode())
 
     def _parts(self, parts: Sequence[_Part | AnyPart], index: int) -> None:

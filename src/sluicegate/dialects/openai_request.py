@@ -119,6 +119,11 @@ _SILENT = frozenset(_Usual.__struct_fields__) - RENDERED | {
     "audio", "metadata", "min_p", "prompt_cache_key", "prompt_cache_retention", "provider", "repetition_penalty", "safety_identifier", "service_tier",
     "prompt_cache_options", "store", "top_k", "transforms", "usage",
 }  # fmt: skip
+# Fields with which a request asks for nothing but an answer in text.
+_PLAIN = frozenset((
+    *CAPS, "frequency_penalty", "messages", "model", "n", "presence_penalty", "seed", "stop", "stream", "stream_options", "temperature", "top_p",
+    "user",
+))  # fmt: skip
 # Words in the names of fields by which the provider gets input of its own, without separators; and whole names.
 _FETCHING = (
     "agentid", "assistantid", "cachedcontent", "connector", "conversation", "datasource", "fileid", "grounding", "knowledge", "mcp", "plugin",
@@ -144,26 +149,37 @@ def read_request(body: bytes) -> Request:
     """A client's request. Raises BadRequest, and nothing else, naming the field."""
     typed, fields, content = strictly(_read, body)
     caps = [cap for cap in (typed.max_tokens, typed.max_completion_tokens, typed.max_output_tokens, typed.max_new_tokens, typed.n_predict) if cap]
-    cap = max(caps) if caps else None
     stream = typed.stream is True
-    return Request(
-        model=typed.model,
-        stream=stream,
-        include_usage=stream and typed.stream_options is not None and typed.stream_options.include_usage is True,
-        choices=max(typed.n or 1, typed.best_of or 1, typed.n_cmpl or 1),
-        cap=cap,
-        thinking=max(budget_of(typed.thinking), budget_of(typed.reasoning)),
-        texts=content.texts,
-        messages=len(typed.messages),
-        images=content.images,
-        prediction=_prediction(typed.prediction),
-        unbounded=content.unbounded,
-        fields=fields,
-        cap_by="max_tokens" if cap is None or cap < LARGE else next(name for name in CAPS if getattr(typed, name) == cap),
-        unbounded_by=content.unbounded_by,
-        own_prompts=(1 if typed.tools or typed.functions else 0) + (1 if typed.response_format is not None else 0),
-        shown=typed.prediction is None and (typed.best_of or 1) <= (typed.n or 1) and "audio" not in (typed.modalities or ()),
+    request = Request(  # by position: on the path of every request, and names cost as much as all values together
+        typed.model,
+        stream,
+        stream and typed.stream_options is not None and typed.stream_options.include_usage is True,
+        max(typed.n or 1, typed.best_of or 1, typed.n_cmpl or 1),
+        max(caps) if caps else None,
+        0,
+        content.texts,
+        len(typed.messages),
+        content.images,
+        "",
+        content.unbounded,
+        fields,
     )
+    request.more = content.more
+    if request.cap is not None and request.cap >= LARGE:
+        request.cap_by = next(name for name in CAPS if getattr(typed, name) == request.cap)
+    if content.unbounded:
+        request.unbounded_by = content.unbounded_by
+    if not fields.keys() <= _PLAIN:
+        _special(request, typed)
+    return request
+
+
+def _special(request: Request, typed: _Usual | Body) -> None:
+    """What some requests ask for beside an answer in text."""
+    request.thinking = max(budget_of(typed.thinking), budget_of(typed.reasoning))
+    request.prediction = _prediction(typed.prediction)
+    request.own_prompts = (1 if typed.tools or typed.functions else 0) + (1 if typed.response_format is not None else 0)
+    request.shown = typed.prediction is None and (typed.best_of or 1) <= (typed.n or 1) and "audio" not in (typed.modalities or ())
 
 
 def write_request(request: Request, target: Target) -> bytes:
@@ -174,7 +190,7 @@ def write_request(request: Request, target: Target) -> bytes:
     fields: dict[str, Any] = dict(request.fields)
     fields["model"] = target.model
     if target.rejects or target.renames:
-        as_known(fields, target)
+        as_known(fields, target, request.more)
     cap = request.cap if target.cap is None else target.cap
     for name in CAPS:
         if name in fields and name != target.cap_field:
@@ -193,16 +209,16 @@ def write_request(request: Request, target: Target) -> bytes:
     return _encode(fields)
 
 
-def as_known(fields: dict[str, Any], target: Target) -> None:
+def as_known(fields: dict[str, Any], target: Target, more: bool = True) -> None:
     """Takes out the fields that a provider answers with an error, and gives others the name by which it knows them.
 
-    `messages[].name` is a field of each message.
+    `messages[].name` is a field of each message. more: there may be messages with other fields than those that every message may have.
     """
     plain, inner = _apart(target.rejects)
     for name in plain:
         fields.pop(name, None)
     for outer, names in inner:
-        if outer in fields:
+        if more and outer in fields:
             fields[outer] = _without(fields[outer], names)
     for name, theirs in target.renames:
         if name in fields:

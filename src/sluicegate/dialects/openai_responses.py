@@ -184,11 +184,7 @@ class StreamReader:
             return [self._item(type_, said, raw)]
         if said.response:
             return self._lifecycle(type_, said, raw)
-        if isinstance(said.part, dict):
-            self._part(type_, said)
-        elif type_.endswith(".done"):
-            return [self._text_done(type_[:-5], said, raw)]
-        return [Event(raw, "other")]
+        return [self._part(type_, said, said.part, raw) if isinstance(said.part, dict) else self._text_done(type_, said, raw)]
 
     def _text(self, name: str, said: _Said, text: str) -> None:
         kind = KINDS.get(name)
@@ -202,22 +198,32 @@ class StreamReader:
         self._seen[key] = self._seen.get(key, 0) + characters
         self._in_items[output_index] = self._in_items.get(output_index, 0) + characters
 
-    def _text_done(self, name: str, said: _Said, raw: bytes) -> Event:
-        """The end of a text: what no delta has said is output now."""
-        kind = KINDS.get(name)
-        index = _index(kind, said)
-        whole = said.text or said.refusal or said.arguments or said.input or said.code or ""
-        missing = whole[self._seen.get((said.output_index, name, index), 0) :]
-        if missing:
-            self._text(name, said, missing)
-        if kind is not None:
-            self._steps.append(Step("text_done", said.output_index, kind, index))
-        return Event(raw, "chunk", [Delta(0, missing)]) if missing else Event(raw, "other")
+    def _whole(self, name: str, said: _Said, text: str, raw: bytes) -> Event:
+        """A text is told once more: what no delta has said of it is output now."""
+        missing = text[self._seen.get((said.output_index, name, _index(KINDS.get(name), said)), 0) :]
+        if not missing:
+            return Event(raw, "other")
+        self._text(name, said, missing)
+        return Event(raw, "chunk", [Delta(0, missing)])
 
-    def _part(self, type_: str, said: _Said) -> None:
-        kind = BY_PART.get(text_of(said.part.get("type")))
+    def _text_done(self, type_: str, said: _Said, raw: bytes) -> Event:
+        """The end of a text, if it is one."""
+        if not type_.endswith(".done"):
+            return Event(raw, "other")
+        name = type_[:-5]
+        event = self._whole(name, said, said.text or said.refusal or said.arguments or said.input or said.code or "", raw)
+        kind = KINDS.get(name)
         if kind is not None:
-            self._steps.append(Step("part_done" if type_.endswith(".done") else "part", said.output_index, kind, _index(kind, said)))
+            self._steps.append(Step("text_done", said.output_index, kind, _index(kind, said)))
+        return event
+
+    def _part(self, type_: str, said: _Said, part: dict[str, Any], raw: bytes) -> Event:
+        kind = BY_PART.get(text_of(part.get("type")))
+        if kind is None:
+            return Event(raw, "other")
+        event = self._whole(kind.name, said, text_of(part.get(kind.field)), raw)
+        self._steps.append(Step("part_done" if type_.endswith(".done") else "part", said.output_index, kind, _index(kind, said)))
+        return event
 
     def _item(self, type_: str, said: _Said, raw: bytes) -> Event:
         """An item begins or ends: its name, and at its end what nothing else has said, is output."""

@@ -106,6 +106,8 @@ def read_request(body: bytes) -> Request:
         fields=fields,
         cap_by=CAP_FIELD if cap is None or cap < LARGE else next(name for name in CAPS if getattr(typed, name) == cap),
         unbounded_by=content.unbounded_by,
+        own_prompts=(1 if typed.tools else 0) + (1 if typed.text is not None and typed.text.format is not None else 0),
+        shown=not content.unbounded,  # what a provider runs or keeps, it may answer without showing all that it took
     )
 
 

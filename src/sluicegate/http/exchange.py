@@ -165,9 +165,13 @@ class Exchange:
         if self.gone:
             return
         self.started = True
-        text, clean = wire.block([wire.STATUS_LINES[status], self._connection.date], headers, _FRAMING)
-        if not clean:
-            text, _ = wire.block([wire.STATUS_LINES[status], self._connection.date], wire.cleaned(headers), _FRAMING)
+        first = wire.STATUS_LINES[status], self._connection.date
+        if headers:
+            text, clean = wire.block([*first], headers, _FRAMING)
+            if not clean:
+                text, _ = wire.block([*first], wire.cleaned(headers), _FRAMING)
+        else:
+            text = b"%b\r\n%b" % first
         if not self._complete:
             self.keep_alive = False  # what is left of the body would be read as the next request
         self._held = b"".join((text, lines, self._framing(status, length)))

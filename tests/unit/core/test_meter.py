@@ -108,13 +108,26 @@ def test_dense_text_is_not_undercounted() -> None:
 
 
 def test_the_least_is_tokens() -> None:
-    """What was produced at least: the count where the vocabulary is known, one per delta with output where it is not."""
+    """What was produced at least: the count where the vocabulary is known; where it is not, one per delta with output, and per 16 bytes of it."""
     known, unknown, events = Meter(VOCABULARY, 2000), Meter("", 2000), EventMeter("", 2000, 10)
     for text in ("Hello there", "", "!"):
         for meter in (known, unknown, events):
             meter.add(Delta(0, text))
     assert (known.least, unknown.least) == (3, 2)
     assert 2 <= events.least <= 3
+    unknown.add(Delta(0, "x" * 95))
+    assert unknown.least == 2 + 5
+
+
+def test_what_is_certain() -> None:
+    """Case 108: at an upstream that cannot have kept to its cap it is all that may have come, but one token only per event that could not be read."""
+    meter = Meter("", 1500)
+    meter.add(Delta(0, "x" * 160))
+    assert (meter.certain(100), meter.certain(0)) == (10, 10)
+    meter.add_unreadable("?" * 1000)
+    assert (meter.least, meter.certain(0)) == (11, 11)
+    meter.add(Delta(0, "x" * 96))
+    assert (meter.certain(1), meter.certain(0)) == (17, (160 + 96) * 3 // 2 + 1)
 
 
 @given(st.lists(st.text(max_size=40), max_size=30), st.integers(1000, 3000))

@@ -86,6 +86,7 @@ def test_an_answer() -> None:
         ({"refusal": "no"}, [Refusal("no")]),
         ({"tool_calls": [call('{"a":1}'), call("", "g", "i2")]}, [ToolUse("i1", "f", '{"a":1}'), ToolUse("i2", "g", "{}")]),
         ({"tool_calls": [call({"a": 1})]}, [ToolUse("i1", "f", '{"a":1}')]),
+        ({"tool_calls": [call({"a": 10**30})]}, [ToolUse("i1", "f", '{"a":1000000000000000000000000000000}')]),
         ({"tool_calls": [call(None)]}, [ToolUse("i1", "f", "{}")]),
         ({"tool_calls": [call("{}", id=""), call("{}", id=None)]}, [ToolUse("call_c1_0_0", "f", "{}"), ToolUse("call_c1_0_1", "f", "{}")]),
         ({"tool_calls": [call(name="")]}, []),

@@ -563,3 +563,19 @@ def test_a_provider_that_rejects_stream_options_is_not_asked_for_usage() -> None
 def test_output_that_is_billed_and_not_shown(fields: dict[str, Any], shown: bool) -> None:
     """Wrong predictions, sound, and answers that were not the best cannot be seen in a stream: it must not be metered by what is seen."""
     assert read(**fields).shown is shown
+
+
+def test_messages_are_looked_through_only_if_they_have_more_than_the_usual() -> None:
+    """What a vendor refuses in a message is taken out of it; messages of a role, content and calls pass unread."""
+    refused = ("messages[].reasoning_content", "messages[].name", "store")
+    call = {"id": "c", "type": "function", "function": {"name": "name", "arguments": '{"reasoning_content": 1}'}}
+    usual = [{"role": "user", "content": "reasoning_content"}, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    for messages, more, left in (
+        (usual, False, usual),
+        ([*usual, {"role": "assistant", "content": "x", "reasoning_content": "y"}], True, [*usual, {"role": "assistant", "content": "x"}]),
+        ([{"role": "user", "content": "x", "name": "ann"}], True, [{"role": "user", "content": "x"}]),
+        ([{"role": "user", "content": "x", "odd": 1}], True, [{"role": "user", "content": "x", "odd": 1}]),
+    ):
+        request = read_request(json.dumps({"model": "chat", "messages": messages, "store": True}).encode())
+        written = json.loads(write_request(request, Target("m", None, "max_tokens", True, refused)))
+        assert (request.more, written) == (more, {"model": "m", "messages": left})

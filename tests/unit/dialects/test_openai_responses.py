@@ -148,6 +148,21 @@ def test_the_end_has_what_nothing_else_has_said() -> None:
     assert said.deltas == []
 
 
+@pytest.mark.parametrize("upto", [1, 2, 3, 4])
+def test_a_text_is_output_where_it_is_first_told(upto: int) -> None:
+    """In a delta, at the end of the text, of its part, of its item: each but the first adds only what was not told before."""
+    at = {"item_id": "msg_1", "output_index": 0, "content_index": 0}
+    ends = [
+        {"type": "response.output_text.delta", **at, "delta": "Hel"},
+        {"type": "response.output_text.done", **at, "text": "Hello"},
+        {"type": "response.content_part.done", **at, "part": {"type": "output_text", "text": "Hello!"}},
+        {"type": "response.output_item.done", "output_index": 0, "item": text("Hello!!")},
+    ]
+    told = [delta.text for event in StreamReader().feed(stream(*ends[:upto])) for delta in event.deltas]
+    assert told == ["Hel", "lo", "!", "!"][:upto]
+    assert StreamReader().feed(stream(ends[upto - 1]))[0].deltas[0].text == ["Hel", "Hello", "Hello!", "Hello!!"][upto - 1]
+
+
 # -- errors -------------------------------------------------------------------------------------------------------------------------------
 
 FAILED = {"code": "rate_limit_exceeded", "message": "slow down"}

@@ -10,6 +10,7 @@ from msgspec import Raw
 from openai.types.responses import Response, ResponseStreamEvent
 
 from sluicegate.core.usage import Usage
+from sluicegate.dialects import anthropic_content, anthropic_messages, openai_chat, openai_chat_content
 from sluicegate.dialects.content import (
     Audio,
     Begin,
@@ -39,7 +40,7 @@ from sluicegate.dialects.content import (
     ToolResult,
     ToolUse,
 )
-from sluicegate.dialects.form import BadRequest, Request
+from sluicegate.dialects.form import BadRequest, Request, Target
 from sluicegate.dialects.openai_responses import StreamReader, read_answer, write_truncation
 from sluicegate.dialects.openai_responses_content import Writer, read_prompt, write_reply
 from sluicegate.dialects.openai_responses_request import read_request
@@ -240,6 +241,45 @@ def test_a_stored_prompt_without_input() -> None:
     with pytest.raises(Inexpressible) as info:
         read_prompt(read_request(b'{"model":"chat","prompt":{"id":"p"}}'))
     assert info.value.param == "prompt"
+
+
+TEXT = st.text(max_size=6)
+PICTURE = {"type": "input_image", "image_url": "data:image/png;base64,iVBORw0KGgo="}
+ITEMS = st.lists(
+    st.one_of(
+        st.builds(lambda role, text: [{"role": role, "content": text}], st.sampled_from(["user", "assistant", "developer", "system"]), TEXT),
+        st.builds(lambda text: [{"role": "user", "content": [{"type": "input_text", "text": text}, PICTURE]}], TEXT),
+        st.builds(lambda ids: [made for id_ in ids for made in called(id_)], st.lists(st.uuids().map(str), min_size=1, max_size=3)),
+        st.builds(lambda proof, text: [thought(proof, text)], st.sampled_from(["sluicegate:thinking:S", "sluicegate:redacted:D", "gAAAA"]), TEXT),
+    ),
+    max_size=5,
+)
+
+
+def called(id_: str) -> list[dict[str, Any]]:
+    """A call and what it gave."""
+    call = {"type": "function_call", "call_id": id_, "name": "f", "arguments": "{}"}
+    return [call, {"type": "function_call_output", "call_id": id_, "output": "given"}]
+
+
+def thought(proof: str, text: str) -> dict[str, Any]:
+    return {"type": "reasoning", "summary": [{"type": "summary_text", "text": text}], "encrypted_content": proof}
+
+
+@settings(max_examples=60)
+@given(ITEMS, st.sampled_from([None, "auto", "required"]), st.booleans())
+def test_what_is_sent_on_is_a_request_of_the_other_dialect(drawn: list[list[dict[str, Any]]], choice: str | None, stream: bool) -> None:
+    """As strictly as that dialect is read here: every call with its result, every picture once, and no text that was not there."""
+    items = [*(item for some in drawn for item in some), {"role": "user", "content": "last"}]
+    asked = request(input=items, tools=TOOLS, tool_choice=choice, stream=stream, instructions="Be kind.", max_output_tokens=50)
+    target = Target("served", 40, "max_tokens", stream_usage=True)
+    for dialect, content in ((openai_chat, openai_chat_content), (anthropic_messages, anthropic_content)):
+        sent = dialect.read_request(content.write_prompt(read_prompt(asked), asked, target))
+        assert (sent.model, sent.cap, sent.stream, sent.unbounded) == ("served", 40, stream, "")
+        assert sent.images == asked.images
+        words = " ".join(sent.texts)
+        assert "last" in words and "Be kind." in words
+        assert words.count("given") == sum(item.get("output") == "given" for item in items)
 
 
 # -- whole answers ------------------------------------------------------------------------------------------------------------------------

@@ -168,6 +168,15 @@ def test_thinking_budgets() -> None:
     assert read(reasoning={"effort": "high"}).thinking == 0
 
 
+def test_what_a_provider_may_add_or_hide() -> None:
+    """Texts of its own on tools and on the shape of the answer; the output of what it runs itself."""
+    usual = read()
+    assert (usual.own_prompts, usual.shown) == (0, True)
+    asked = read(tools=[{"type": "function", "name": "f"}], text={"format": {"type": "json_object"}})
+    assert (asked.own_prompts, asked.shown) == (2, True)
+    assert not read(tools=[{"type": "web_search"}]).shown
+
+
 # -- what is refused ----------------------------------------------------------------------------------------------------------------------
 
 
