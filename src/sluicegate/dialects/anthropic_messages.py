@@ -120,16 +120,20 @@ class StreamReader:
         return event
 
     def _take(self, said: StreamEvent, kind: str, event: Event) -> None:
-        """What an event of this kind says."""
-        if kind == "content_block_delta":
-            if (change := said.delta) is not None:
-                text = change.text or change.thinking or change.partial_json
-                if text:
-                    event.deltas = [Delta(0, text)]
-        elif kind == "content_block_start":
-            self._open = said.index
+        """What an event of this kind says. Output is output in an event of any kind."""
+        if (change := said.delta) is not None:
+            text = (change.text or "") + (change.thinking or "") + (change.partial_json or "")
+            if text:
+                event.deltas = [Delta(0, text)]
+        if kind != "content_block_delta":
             if (block := said.content_block) is not None and (block.output or block.type in CALLS):
-                event.deltas = [Delta(0, block.output, 1 if block.type in CALLS else 0)]
+                event.deltas = [*event.deltas, Delta(0, block.output, 1 if block.type in CALLS else 0)]
+            self._frame(said, kind, event)
+
+    def _frame(self, said: StreamEvent, kind: str, event: Event) -> None:
+        """What an event says beside output."""
+        if kind == "content_block_start":
+            self._open = said.index
         elif kind == "content_block_stop":
             self._open = NO_BLOCK
         elif kind == "message_delta":
@@ -142,7 +146,7 @@ class StreamReader:
             event.kind = "done"
         elif kind == "error" or said.error is not None:
             event.kind = "error"
-        else:
+        elif not event.deltas:
             event.kind = "other"
 
     def _start(self, message: Message, event: Event) -> None:
@@ -151,7 +155,7 @@ class StreamReader:
             usage.pop("output_tokens", None)
         self._report(usage, event)
         self.head = Head(message.id, message.model, event.usage is not None and bool(event.usage.input_tokens))
-        event.deltas = deltas_of(message)
+        event.deltas = [*event.deltas, *deltas_of(message)]
 
     def _report(self, reported: Any, event: Event) -> None:
         self._reported = reports.laid_over(self._reported, reported)

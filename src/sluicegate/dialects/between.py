@@ -69,6 +69,7 @@ class Reader:
         self._writer = writer
         self._origin = origin
         self.usage: Usage | None = None
+        self._over = False  # what comes behind the end is not for the client: nothing of it may be written, nor change what is written last
 
     @property
     def head(self) -> Any:
@@ -76,11 +77,20 @@ class Reader:
 
     def feed(self, data: bytes) -> list[Event]:
         """The events that `data` completes."""
-        return [self._translated(event) for event in self._reader.feed(data)]
+        return self._all(self._reader.feed(data))
 
     def end(self) -> list[Event]:
         """What is left at the end of the answer."""
-        return [self._translated(event) for event in self._reader.end()]
+        return self._all(self._reader.end())
+
+    def _all(self, events: list[Event]) -> list[Event]:
+        translated: list[Event] = []
+        for event in events:
+            if self._over:
+                break
+            self._over = event.kind == "done"
+            translated.append(self._translated(event))
+        return translated
 
     def last(self, charged: Usage) -> bytes:
         """The last bytes of a whole answer, with the usage that was reported, else with what is charged."""

@@ -109,6 +109,13 @@ def test_output_of_a_stream() -> None:
     assert [each.after for each in events] == [NO_BLOCK, 0, 0, 0, NO_BLOCK, 1, 1, 1, NO_BLOCK, NO_BLOCK, 2, 2, NO_BLOCK, NO_BLOCK, NO_BLOCK]
 
 
+def test_output_counts_in_an_event_of_any_kind() -> None:
+    """An event that is not known may carry some, and one that is known may carry more than its own."""
+    [got] = read(event("later", delta={"text": "a", "thinking": "b"}, content_block={"type": "text", "text": "c"}))
+    assert (got.kind, "".join(delta.text for delta in got.deltas)) == ("chunk", "abc")
+    assert read(event("message_start", message={"content": [TEXT]}, delta={"text": "d"}))[0].deltas == [Delta(0, "d"), Delta(0, "abc")]
+
+
 REASONS = [
     ("end_turn", "stop"), ("stop_sequence", "stop"), ("tool_use", "tool_calls"), ("max_tokens", "length"),
     ("model_context_window_exceeded", "length"), ("refusal", "content_filter"), ("pause_turn", "pause_turn"), ("new", "new"),

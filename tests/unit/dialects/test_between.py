@@ -248,3 +248,10 @@ def test_an_answer_says_the_same_whole_and_streamed(path: Path) -> None:
         for name in ("content", "refusal", "reasoning_content", "reasoning_details"):
             assert (got.get(name) or None) == (message.get(name) or None), name
         assert [{**call, "index": i} for i, call in enumerate(message.get("tool_calls", ()))] == got.get("tool_calls", [])
+
+
+def test_what_comes_behind_the_end_changes_nothing() -> None:
+    """It is not told, and the client's writer never hears of it: its last bytes must fit what was told before."""
+    reader = pair(CountingContent).StreamReader()
+    events = reader.feed(sse(chunk("a"), b"[DONE]", chunk("b"), b"[DONE]")) + reader.feed(sse(chunk("c"))) + reader.end()
+    assert [event.kind for event in events] == ["chunk", "done"] and reader.head == "head" and events[-1].after == 1
