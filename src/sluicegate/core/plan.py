@@ -29,6 +29,7 @@ _CLAIM = {  # unit -> (fixed, rate) on windows that refill, (fixed, rate) on all
     Unit.TOKENS: ((_ESTIMATE_AND_AIM, _ZERO), (_BOUND, _MILLI)),
     Unit.USD: ((_USD_WITH_AIM, _ZERO), (_USD_FIXED, _USD_RATE)),
 }
+_TOKENS = (Unit.TOKENS, Unit.INPUT_TOKENS, Unit.OUTPUT_TOKENS)
 _USED = {Unit.REQUESTS: 1, Unit.CONCURRENT: 0, Unit.INPUT_TOKENS: 2, Unit.OUTPUT_TOKENS: 3, Unit.TOKENS: 4, Unit.USD: 5}
 
 
@@ -55,7 +56,7 @@ class Template:
 
     __slots__ = (
         *("_claims", "_has_usd", "_priority", "_refset", "_used", "_valid_until_ms"),
-        *("counters", "needs_price", "shadows", "shown", "sizes", "tree"),
+        *("counters", "least_tokens", "least_usd", "needs_price", "shadows", "shown", "sizes", "tree"),
     )
 
     def __init__(self, tree: str, counters: Sequence[Counter], model: str | None, priority: Priority | None = None) -> None:
@@ -66,6 +67,9 @@ class Template:
         self.needs_price = any(c.unit is Unit.USD and c.enforced for c in self.counters)
         enforced = [(i, c, counting.room(c, priority)) for i, c in enumerate(self.counters) if c.enforced]
         self.sizes = tuple((c, _SIZES[c.unit][0 if refills(c) else 1], refills(c), room) for _, c, room in enforced)
+        # Of an empty window or bucket. A limit that counts requests has room for one, unless it has none.
+        self.least_usd = min((room for _, c, room in enforced if c.unit is Unit.USD), default=NO_CEILING)
+        self.least_tokens = min((room for _, c, room in enforced if c.unit in _TOKENS or (room < 1 and c.unit is not Unit.USD)), default=NO_CEILING)
         shown = [(unit, tuple((i, room, c.limits[0].spends) for i, c, room in enforced if c.unit is unit)) for unit in (Unit.REQUESTS, Unit.TOKENS)]
         self.shown = tuple((n, limits) for n, (_, limits) in enumerate(shown) if limits)
         shadows = [(i, counting.shadow_room(c, priority)) for i, c in enumerate(self.counters)]
@@ -127,9 +131,9 @@ def fit(template: Template, figures: Figures, price: Price | None, client_cap: b
     most = want = figures.want
     tokens = want + max(figures.input_bound, figures.input_estimate)
     cost = 0 if price is None else tokens * (price.dearest_input + price.dearest_output) // 1000 + price.request_fee
+    if tokens < template.least_tokens and cost < template.least_usd:
+        return None  # the usual case: the whole request is nothing to any limit
     for counter, pick, refilling, room in template.sizes:
-        if (cost if counter.unit is _USD else tokens) < room:
-            continue  # the usual case: the whole request is nothing to this limit
         fixed, rate = pick(figures, price)
         floor = want if client_cap and refilling else figures.need
         if fixed - (-rate * floor // 1000) > room:
@@ -142,8 +146,6 @@ def fit(template: Template, figures: Figures, price: Price | None, client_cap: b
         figures.aim = min(figures.aim, most)
     return None
 
-
-_USD = Unit.USD
 
 # What a request takes from a counter before its output is decided: (fixed, rate). Refilling counters count the estimate, others the bound.
 

@@ -331,18 +331,17 @@ def ratelimit_lines(shown: Shown, refs: RefSet, reply: Reply) -> bytes:
             remaining = limit - state[0] - state[1] if holds else limit - state[0]
             if remaining < least:
                 least, tightest, most = remaining, i, limit
-        lines += _lines(_FORMS[unit], most, least, refs.refs[tightest], states[tightest], reply.now_ms)
+        form, form_of_reset = _FORMS[unit]
+        lines += form % (most, least if least > 0 else 0)
+        ref = refs.refs[tightest]
+        kind = ref.kind
+        if kind == "b":
+            reset_ms = -(-states[tightest][0] * ref.per_ms // ref.gain)
+        elif kind == "s":
+            reset_ms = states[tightest][1]
+        elif ref.end_ms:
+            reset_ms = ref.end_ms - reply.now_ms
+        else:
+            continue
+        lines += form_of_reset % (b"%dms" % reset_ms if 0 < reset_ms < 1000 else duration(reset_ms).encode())
     return lines
-
-
-def _lines(forms: tuple[bytes, bytes], limit: int, remaining: int, ref: Ref, state: tuple[int, int], now_ms: int) -> bytes:
-    lines = forms[0] % (limit, remaining if remaining > 0 else 0)
-    if ref.kind == "b":
-        reset_ms = -(-state[0] * ref.per_ms // ref.gain)
-    elif ref.kind == "s":
-        reset_ms = state[1]
-    elif ref.end_ms:
-        reset_ms = ref.end_ms - now_ms
-    else:
-        return lines
-    return lines + forms[1] % (b"%dms" % reset_ms if 0 < reset_ms < 1000 else duration(reset_ms).encode())
