@@ -12,7 +12,7 @@ import json
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from random import Random
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 End = Literal["keep", "close", "reset", "hang"]
 SECRET = "sk-provider-secret"
@@ -363,10 +363,19 @@ def outputs(body: bytes) -> int:
     return found
 
 
+class Format(NamedTuple):
+    """How a provider says things: right streams and whole answers with their usage, and how many outputs can be read in a stream."""
+
+    streams: Callable[[Random, int], tuple[list[str], dict[str, Any] | None]]
+    unaries: Callable[[Random, int], tuple[dict[str, Any], dict[str, Any] | None]]
+    outputs: Callable[[bytes], int]
+
+
+CHAT = Format(streams, unaries, outputs)
 DAMAGES = ("none", "none", "said", "said", "said", "cut", "frame", "frame", "wire", "wire", "error", "corrupt")
 
 
-def answers(r: Random, stream: bool, choices: int) -> Answer:
+def answers(r: Random, stream: bool, choices: int, format: Format = CHAT) -> Answer:
     """Any answer at all to a request for a stream or a whole answer, more often nearly right than not."""
     damage = r.choice(DAMAGES)
     told = [damage]
@@ -376,14 +385,14 @@ def answers(r: Random, stream: bool, choices: int) -> Answer:
     kind = b"text/event-stream" if streamed else b"application/json"
     if damage == "said":
         kind = r.choice((kind, kind, kind, r.choice(KINDS)))
-        wrong = "".join(damaged(r, streams(r, choices)[0], told)) if streamed else spoilt(r, unaries(r, choices)[0])
+        wrong = "".join(damaged(r, format.streams(r, choices)[0], told)) if streamed else spoilt(r, format.unaries(r, choices)[0])
         return _on_the_wire(r, _encoded(wrong), damage, 200, kind, told)
     if streamed:
-        body, usage = _harmless_streams(r, choices)
+        body, usage = _harmless_streams(r, *format.streams(r, choices))
     else:
-        answer, usage = unaries(r, choices)
+        answer, usage = format.unaries(r, choices)
         body = json.dumps(answer).encode()
-    sent = _on_the_wire(r, body, damage, 200, kind, told)
+    sent = _on_the_wire(r, body, damage, 200, kind, told, format.outputs)
     sent.billed = True
     if usage is not None and (streamed or not stream):
         sent.least = min(sent.least, usage["completion_tokens"])
@@ -392,9 +401,8 @@ def answers(r: Random, stream: bool, choices: int) -> Answer:
     return sent
 
 
-def _harmless_streams(r: Random, choices: int) -> tuple[bytes, dict[str, Any] | None]:
+def _harmless_streams(r: Random, events: list[str], usage: dict[str, Any] | None) -> tuple[bytes, dict[str, Any] | None]:
     """A stream with what streams may have beside their events, in lines that end in one of several ways."""
-    events, usage = streams(r, choices)
     for _ in range(r.choice((0, 0, 1, 3))):
         events.insert(r.randint(0, len(events)), r.choice(HARMLESS))
     body = _encoded("".join(events))
@@ -413,7 +421,7 @@ def _encoded(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
-def _on_the_wire(r: Random, body: bytes, damage: str, status: int, kind: bytes, told: list[str]) -> Answer:
+def _on_the_wire(r: Random, body: bytes, damage: str, status: int, kind: bytes, told: list[str], count: Callable[[bytes], int] = outputs) -> Answer:
     if damage == "cut":
         body = body[: r.randint(0, len(body))]
     data, coding = encoded(r, body, damage == "corrupt")
@@ -429,6 +437,6 @@ def _on_the_wire(r: Random, body: bytes, damage: str, status: int, kind: bytes, 
         end = r.choice((*("close",) * 6, *("reset",) * 3, "hang"))
     least = 0
     if kind == b"text/event-stream" and end != "reset" and (damage in ("none", "cut", "corrupt") or (damage == "wire" and not coding)):
-        least = outputs(wire if damage == "wire" else readable(data, coding) if damage == "corrupt" else body)
+        least = count(wire if damage == "wire" else readable(data, coding) if damage == "corrupt" else body)
     pieces = [wire[i : i + 1] for i in range(len(wire))] if len(wire) < 1500 and r.random() < 0.1 else cut(r, wire)
     return Answer(pieces, end, least, told)
