@@ -84,7 +84,9 @@ _EMPTY = frozenset((b"null", b"[]", b'""'))
 def kind_of(item: Raw) -> str:
     """The type of an item; messages and references may leave it out."""
     head = _decode_head(item)
-    return head.type or ("message" if head.role is not None or head.id is None else "item_reference")
+    if head.type is not None:
+        return head.type
+    return "message" if head.role is not None or head.id is None else "item_reference"
 
 
 def add_items(content: Content, items: Sequence[Raw]) -> None:

@@ -110,6 +110,7 @@ def test_images_are_no_text() -> None:
         ({"tools": [{"type": "never_heard_of"}]}, "tools[0].type"),
         ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].type"),
         ({"input": [{"id": "msg_1"}]}, "input[0].type"),
+        ({"input": [{"type": "", "role": "user", "content": "x"}]}, "input[0].type"),
         ({"input": [{"type": "web_search_call", "id": "ws_1", "status": "completed"}]}, "input[0].type"),
         ({"input": [{"type": "computer_call_output", "call_id": "c", "output": {"type": "computer_screenshot"}}]}, "input[0].type"),
         ({"input": [{"type": "tool_search_call", "arguments": {"q": 1}}]}, "input[0].type"),
