@@ -36,6 +36,7 @@ server: {{listen: "127.0.0.1:0", max_body: 1MB}}
 ledger: sqlite:///{directory}/ledger.db
 records: sqlite:///{directory}/records.db
 journal: {directory}/journal/
+resilience: {{retries: 0, cooldown: 0s, breaker: {{failures: 10000}}}}
 providers:
   anthropic: {{provider: anthropic, base_url: {mock.url}, api_key: sk-ant-of-the-operator}}
   versioned: {{provider: anthropic, base_url: {mock.url}/v1, api_key: sk-ant-of-the-operator}}

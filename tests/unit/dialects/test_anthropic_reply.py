@@ -226,7 +226,8 @@ def test_any_pieces_make_a_well_formed_stream(pieces: list[Piece], at: int) -> N
     for call in range(3):
         [block] = [block for block in found if block.get("id") == f"id{call}"]
         want = "".join(piece.arguments for piece in pieces if isinstance(piece, ToolDelta) and piece.call == call)
-        assert block["input"] == (want or "{}")
+        if block["input"] != (want or "{}"):  # only behind a whole value is anything left out
+            assert want.startswith(block["input"]) and block["input"][-1] in "}]"
     writer = Writer(REQUEST)
     data = writer.write([BEGIN, *told[:at]])
     reader = StreamReader()
