@@ -12,7 +12,7 @@ from sluicegate.core.claims import Reply
 
 LOOKAHEAD_MIN = 32
 LOOKAHEADS_ASKED = 8
-LOOKAHEADS_EARLY = 2  # before the grant is used up: where there is no room, others have the time of one to settle
+LOOKAHEADS_EARLY = 3  # before the grant is used up: where there is no room, others have the time of one to settle
 ASK_AGAIN_S = 0.05  # after a refusal; others may have settled meanwhile
 PATIENCE_S = 0.05  # with a ledger that does not answer, once the grant is at its margin: the upstream does not wait
 PACE_S = 0.1  # over which a stream's pace is taken
