@@ -114,8 +114,8 @@ def _finish(response: dict[str, Any]) -> str:
         reason = text_of(details.get("reason")) if isinstance(details, dict) else ""
         return _FINISHES.get(reason, reason or "length")
     output = response.get("output")
-    called = any(isinstance(item, dict) and item.get("type") in ("function_call", "custom_tool_call") for item in output or ())
-    return "tool_calls" if called else "stop"
+    types = [item.get("type") for item in output if isinstance(item, dict)] if isinstance(output, list) else []
+    return "tool_calls" if "function_call" in types or "custom_tool_call" in types else "stop"
 
 
 def _failure(response: dict[str, Any]) -> Failure | None:

@@ -70,6 +70,7 @@ class _Part:
         self.texts: list[str] = []
         self.beside: dict[str, Any] = {"annotations": [], "logprobs": []} if kind is TEXT else {}
         self.open = self.text_open = True
+        self.frame: tuple[bytes, bytes, bytes] | None = None  # of the events of its deltas: around their numbers and their texts
 
     @property
     def text(self) -> str:
@@ -163,8 +164,14 @@ class Events:
         return self.event(f"{part.kind.events}.added", {**_place(item, part), "part": empty})
 
     def text(self, item: Item, part: _Part, delta: str) -> bytes:
-        more: dict[str, Any] = {"logprobs": []} if part.kind is TEXT else {}
-        return self.event(f"{part.kind.name}.delta", {**_place(item, part), "delta": delta, **more})
+        frame = part.frame
+        if frame is None:
+            name = f"{part.kind.name}.delta".encode()
+            place, more = encoded(_place(item, part))[1:-1], b',"logprobs":[]' if part.kind is TEXT else b""
+            begin = b'event: %b\ndata: {"type":"%b","sequence_number":' % (name, name)
+            frame = part.frame = (begin, b',%b,"delta":' % place, more + b"}\n\n")
+        self.sequence += 1
+        return b"%b%d%b%b%b" % (frame[0], self.sequence - 1, frame[1], encoded(delta), frame[2])
 
     def end(self, item: Item, whole: dict[str, Any]) -> bytes:
         """What is left to tell of an item that ends as `whole`."""
@@ -185,7 +192,7 @@ class Events:
         return b"".join([self.end(item, item.whole(status)) for item in open_items])
 
 
-def encoded(data: dict[str, Any]) -> bytes:
+def encoded(data: Any) -> bytes:
     """Raises RecursionError."""
     try:
         return _encode(data)

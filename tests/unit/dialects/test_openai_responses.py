@@ -110,6 +110,7 @@ def test_output_is_counted_once_wherever_it_is(output: list[Any], text_: str, ca
         ({"status": "incomplete", "incomplete_details": {"reason": "steered"}}, [], "steered"),
         ({"status": "incomplete", "incomplete_details": None}, [], "length"),
         ({"status": None}, [text("a")], "stop"),
+        ({"status": 5}, [{"type": ["function_call"]}, None], "stop"),
     ],
 )
 def test_finishes(fields: dict[str, Any], output: list[Any], finish: str) -> None:
@@ -161,6 +162,13 @@ def test_a_text_is_output_where_it_is_first_told(upto: int) -> None:
     told = [delta.text for event in StreamReader().feed(stream(*ends[:upto])) for delta in event.deltas]
     assert told == ["Hel", "lo", "!", "!"][:upto]
     assert StreamReader().feed(stream(ends[upto - 1]))[0].deltas[0].text == ["Hel", "Hello", "Hello!", "Hello!!"][upto - 1]
+
+
+@pytest.mark.parametrize("output", [None, 5, "x", {}, [None]])
+def test_an_end_without_output(output: Any) -> None:
+    """It is the end all the same; what is known of the output is what was told before."""
+    said, end = StreamReader().feed(stream({"type": "response.completed", "response": response() | {"output": output}}))
+    assert (said.finishes, said.deltas, end.kind) == ([(0, "stop")], [], "done")
 
 
 # -- errors -------------------------------------------------------------------------------------------------------------------------------
