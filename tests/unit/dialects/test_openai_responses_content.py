@@ -266,7 +266,7 @@ def thought(proof: str, text: str) -> dict[str, Any]:
     return {"type": "reasoning", "summary": [{"type": "summary_text", "text": text}], "encrypted_content": proof}
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(ITEMS, st.sampled_from([None, "auto", "required"]), st.booleans())
 def test_what_is_sent_on_is_a_request_of_the_other_dialect(drawn: list[list[dict[str, Any]]], choice: str | None, stream: bool) -> None:
     """As strictly as that dialect is read here: every call with its result, every picture once, and no text that was not there."""
@@ -413,7 +413,7 @@ def pieces_of(drawn: list[tuple[str, str]]) -> list[Piece]:
     return pieces
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(PIECES, st.sampled_from(["stop", "length", "tool_calls"]), st.integers(0, 12))
 def test_any_stream_is_sound_and_can_be_cut_anywhere(drawn: list[tuple[str, str]], finish: str, cut: int) -> None:
     """Every event is valid, a reader of this dialect reads the same output back, and where the stream is cut all that was told is closed."""
