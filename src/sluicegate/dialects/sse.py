@@ -53,9 +53,7 @@ class Reader:
         look = 0  # where the end of the first event may be: what was searched before is not searched again
         if pending:
             look = max(0, len(pending) - 3)
-            no_end = 10 not in data and 13 not in data and pending[-1] != 13
-            pending += data
-            if no_end or _BLANK.search(pending, look) is None:
+            if not self._completes(data, look):
                 return self._too_long() if len(pending) > EVENT_MAX else []
             data = bytes(pending)
             pending.clear()
@@ -95,6 +93,13 @@ class Reader:
             if len(pending) > EVENT_MAX:
                 return events + self._too_long()
         return events
+
+    def _completes(self, data: bytes, look: int) -> bool:
+        """Adds to an event that has begun: whether its end is there now, from `look` on."""
+        pending = self._pending
+        no_end = 10 not in data and 13 not in data and pending[-1] != 13
+        pending += data
+        return not no_end and _BLANK.search(pending, look) is not None
 
     def end(self) -> list[RawEvent]:
         """What is left at the end of the answer, as one event. It has no blank line: whether it is whole is for the caller to find out."""
