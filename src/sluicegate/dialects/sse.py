@@ -76,12 +76,8 @@ class Reader:
                 self._started = True
                 event = RawEvent(data[start:end], data[start + 7 : line].decode("utf-8", "replace"), data[line + 7 : second])
             else:
-                if cr:
-                    blank = _BLANK.search(data, look)
-                    end = blank.end() if blank is not None else 1
-                else:
-                    end = data.find(b"\n\n", look) + 2
-                if end == 1:
+                end = _end(data, look, cr)
+                if not end:
                     break
                 event = self._event(data[start:end])
             if end - start > EVENT_MAX:
@@ -129,3 +125,12 @@ class Reader:
             elif field == b"event":
                 name = value
         return RawEvent(raw, name.decode("utf-8", "replace"), b"\n".join(data), "event" if fields else "comment")
+
+
+def _end(data: bytes, look: int, cr: bool) -> int:
+    """Where the event that begins before `look` ends; 0: not yet. cr: there is a CR in the data."""
+    if cr:
+        blank = _BLANK.search(data, look)
+        return blank.end() if blank is not None else 0
+    found = data.find(b"\n\n", look)
+    return found + 2 if found >= 0 else 0
