@@ -32,6 +32,11 @@ SAFETY = {
     "core/prices.py": ("what tokens cost", "a dollar limit is passed"),
     "core/classify.py": ("whether an attempt was billed, and what comes next", "a billed attempt is taken for free"),
     "core/refusals.py": ("why a limit refused, and when to come back", "a client is sent away, or back, for the wrong reason"),
+    "core/standing.py": (
+        "cooldowns and breakers: whether a deployment may be called",
+        "one that is down is called again and again, or one that is well never",
+    ),
+    "core/waits.py": ("how long an upstream says to wait", "it is called too early, or never again"),
     "core/record.py": ("the record of a request", "what was used is not known afterwards"),
     "core/expired.py": ("who a hold belonged to that nobody settled", "what was charged at its expiry is in nobody's records"),
     "ledger/contract.py": ("what every ledger promises", "callers rely on what is not so"),
