@@ -198,7 +198,7 @@ async def test_other_methods(tmp_path: Path, method: str) -> None:
         assert (answer.body == b"") == (method == "HEAD")
 
 
-@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/responses", "/v1/messages", "/v1/completions", "/v1/files", "/chat/completions"])
+@pytest.mark.parametrize("path", ["/v1/files", "/v1/batches", "/v1/images/generations", "/v1/messages/batches", "/chat/completions"])
 async def test_case_4_vendor_paths_do_not_pass(tmp_path: Path, path: str) -> None:
     """An exhausted key finds no other way to an upstream: JSON 404, whatever the path, and nothing is called."""
     async with running(tmp_path, limits="[1 requests/day]") as bench:

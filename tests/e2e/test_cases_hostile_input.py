@@ -1,5 +1,6 @@
 """Cases of cases.md on what clients send: malformed, impossible, or meant to get something for nothing. None reaches a ledger or an upstream."""
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,9 @@ from sluicegate.config.schema import ConfigError
 from support_inloop import PROMPT, Bench, config_text, fresh_redis, request, running
 
 LIMITS = "[2000 tokens/day, $1/day, 5000 tokens/minute, 4 concurrent]"
+TWO_KEYS = """
+  acme:
+    keys: [{name: key, key: sk-key, limits: [1000 tokens/day]}, {name: other, key: sk-other}]"""
 ROOT = {"model": "chat", "messages": [{"role": "user", "content": PROMPT}]}
 
 
@@ -286,3 +290,16 @@ async def test_unknown_credentials(tmp_path: Path, key: bytes) -> None:
         assert answer.status in (400, 401)
         assert len(key) < 4 or key not in answer.body
         assert list(bench.mock.calls) == []
+
+
+@pytest.mark.parametrize("field", [{"include_reasoning": False}, {"reasoning": {"exclude": True}}, {"show_nothing": True}], ids=str)
+async def test_case_106_a_client_cannot_hide_output_from_an_extended_hold(tmp_path: Path, field: dict[str, Any]) -> None:
+    """The provider shows all unless a client has it hidden: such a request is held as a cap, however short answers have been so far."""
+    async with running(tmp_path, limits="[1000 tokens/day]", extend=True, tenants=TWO_KEYS, options={"completion": 5}) as bench:
+        for _ in range(60):
+            await bench.chat(key="sk-other", max_tokens=400, stream=True)
+        bench.mocked(reasoning="hidden", reasoning_tokens=390, completion=400, tpot=1)
+        await asyncio.gather(*[bench.chat(max_tokens=400, stream=True, **field) for _ in range(12)])
+        await bench.quiet()
+        produced = bench.mock.truth.stats().callers["sk-key"]
+        assert 0 < produced.completion_tokens <= 1000 - produced.prompt_tokens

@@ -14,7 +14,8 @@ from support_inloop import Bench, fresh_redis, running
 
 BUDGET = 12_000
 KNOWN = {
-    "200", "budget_exceeded", "budget_busy", "request_too_large", "upstream_error", "upstream_timeout", "upstream_rate_limited", "unknown_parameter",
+    "200", "budget_exceeded", "budget_busy", "request_too_large", "upstream_error", "upstream_timeout", "upstream_rate_limited",
+    "upstream_unavailable", "unknown_parameter",
 }  # fmt: skip
 FAST = "resilience: {timeouts: {first_byte: 150ms, idle: 150ms, write: 200ms}}\nbudget: {estimator: fixed, fixed_output: 40}"
 

@@ -95,8 +95,8 @@ async def test_case_31_no_token_limit_needs_no_cap(tmp_path: Path, limits: str, 
 async def test_a_limit_refuses_under_its_own_name(tmp_path: Path) -> None:
     """The gateway's refusals never look like the provider's, and the other way round."""
     async with running(tmp_path, limits="[1 requests/minute]") as bench:
-        bench.mock.fault(count=1, status=429, retry_after=12, message="slow down")
-        theirs = await bench.chat()
+        bench.mock.fault(count=1, model="mock-free", status=429, retry_after=12, message="slow down")
+        theirs = await bench.chat(model="free")
         ours = await bench.chat()
         assert (theirs.status, theirs.code, theirs.headers["retry-after"]) == (429, "upstream_rate_limited", "12")
         assert (ours.status, ours.code) == (429, "rate_limit_exceeded")

@@ -38,6 +38,9 @@ from sluicegate.dialects.anthropic_thinking import without_thinking
 from sluicegate.dialects.form import BadRequest, Request, Target
 from sluicegate.dialects.openai_messages import Content
 from sluicegate.dialects.openai_request import CAPS, Count, as_known, more_fields, named, strictly
+from sluicegate.dialects.repeats import refuse_repeats
+from sluicegate.dialects.showing import shows_all
+from sluicegate.dialects.tariffs import PRICED, refuse_dearer
 
 
 class _Thinking(Struct, gc=False):
@@ -101,15 +104,13 @@ class Body(Struct, gc=False):
     compaction: dict[str, Raw] | None = None
     fallbacks: list[Raw] | str | None = None
     thread: dict[str, Raw] | None = None
-    speed: str | None = None
-    inference_geo: str | None = None
 
 
 # Tools that the client runs and the provider describes, by the beginning of their types. The text of each is at most a few hundred tokens.
 _DESCRIBED = ("bash_", "computer_2", "memory_", "text_editor_")
 _ADVISOR = "advisor_"
 _FOREIGN = frozenset((*CAPS[1:], "n", "best_of", "n_cmpl"))
-_ACTED_ON = frozenset(Body.__struct_fields__)
+_ACTED_ON = PRICED.union(Body.__struct_fields__)
 # Fields that put no text before the model, or whose text is counted by name.
 _SILENT = _ACTED_ON | {"betas", "cache_control", "diagnostics"}
 
@@ -147,6 +148,7 @@ def read_count(body: bytes) -> Request:
         fields=fields,
         unbounded_by=content.unbounded_by,
         own_prompts=blocks.own_prompts,
+        shown=shows_all(fields),
     )
 
 
@@ -255,6 +257,8 @@ def _read(body: bytes) -> tuple[Body, dict[str, Raw], _Blocks]:
     fields = _decode_fields(body)
     typed = _decode(body)
     _refuse(typed, fields)
+    refuse_dearer(fields)
+    refuse_repeats(fields)
     blocks = _Blocks()
     if typed.system is not None:
         blocks.add(typed.system, "system")
@@ -305,10 +309,6 @@ def _refuse(typed: Body, fields: dict[str, Raw]) -> None:
         raise BadRequest("'thread' is not supported: send the whole conversation.", "thread", "thread_unsupported_request")
     if typed.fallbacks:
         raise BadRequest("'fallbacks' is not supported: the gateway routes; ask for one 'model'.", "fallbacks")
-    if typed.speed not in (None, "standard"):
-        raise BadRequest("'speed' is not supported: other speeds have other prices.", "speed")
-    if typed.inference_geo not in (None, "global"):
-        raise BadRequest("'inference_geo' is not supported: other places have other prices.", "inference_geo")
     if typed.thinking is not None and typed.thinking.type == "enabled" and typed.thinking.budget_tokens is None:
         raise BadRequest("Missing required parameter: 'thinking.budget_tokens'.", "thinking.budget_tokens")
     edits = typed.context_management.edits if typed.context_management is not None else None

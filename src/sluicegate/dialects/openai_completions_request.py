@@ -21,6 +21,9 @@ from sluicegate.dialects.form import BadRequest, Request, Target
 from sluicegate.dialects.openai_inputs import Counted, Inputs, counted
 from sluicegate.dialects.openai_messages import Content
 from sluicegate.dialects.openai_request import CAPS, CHOICES_MAX, LARGE, Choices, Count, StreamOptions, more_fields, strictly
+from sluicegate.dialects.repeats import refuse_repeats
+from sluicegate.dialects.showing import shows_all
+from sluicegate.dialects.tariffs import refuse_dearer
 
 
 class _StreamOptions(StreamOptions, gc=False):
@@ -59,6 +62,7 @@ class Body(Struct, gc=False):
 _ACTED_ON = frozenset((*Body.__struct_fields__, "background", "prompt_embeds"))
 _SILENT = frozenset(Body.__struct_fields__) | {"metadata", "min_p", "provider", "repetition_penalty", "service_tier", "top_k"}
 _ABSENT = (b"null", b"[]")
+_FLAT = frozenset(("prompt",))  # holds no objects
 _decode = msgspec.json.Decoder(Body).decode
 _decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
 
@@ -91,7 +95,7 @@ def read_request(body: bytes) -> Request:
         unbounded_by=content.unbounded_by,
         tokens=prompts.tokens,
         echoed=[text for text in prompts.texts for _ in range(each)] if typed.echo else (),
-        shown=not typed.echo and not typed.use_beam_search,
+        shown=not typed.echo and shows_all(fields),
     )
 
 
@@ -105,6 +109,8 @@ def write_request(request: Request, target: Target) -> bytes:
 def _read(body: bytes) -> tuple[Body, dict[str, Raw], Content]:
     fields: dict[str, Any] = _decode_fields(body)
     typed, content = _decode(body), Content()
+    refuse_dearer(fields)
+    refuse_repeats(fields, _FLAT)
     if not fields.keys() <= _SILENT:
         more_fields(content, fields, _SILENT, _ACTED_ON)
         if bytes(fields.get("prompt_embeds", b"null")) not in _ABSENT:

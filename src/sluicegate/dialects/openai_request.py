@@ -5,7 +5,8 @@ is held is what the upstream will do: a wrong type, an impossible number or a fi
 upstreams would obey it) is a `BadRequest` that names the field. Choices made here:
 
 - A cap of 0 or below, -1 included, a fraction, a string or a boolean is refused; null is absent. Of several caps the largest is held, one is sent.
-- A field given twice: the last one counts, here and upstream, since only that one is sent.
+- A field given twice: the last one counts, here and upstream, since only that one is sent. A name that is given twice
+  further in is refused: both would be sent.
 - All that a chat template could put before the model counts as text. A message of the usual shape counts by its texts, calls with the JSON that
   frames them; of any other, what is not content counts as the JSON that it came in. Unknown fields and overlong settings count as they stand.
 - What the provider fetches or keeps for itself (searches, stored prompts, earlier answers, files) makes the input unbounded. Such fields are known by
@@ -26,6 +27,9 @@ from msgspec import Meta, Raw, Struct
 
 from sluicegate.dialects.form import BadRequest, Request, Target
 from sluicegate.dialects.openai_messages import AnyMessage, AnyPart, Content, Message
+from sluicegate.dialects.repeats import refuse_repeats, refuse_repeats_in
+from sluicegate.dialects.showing import shows_all
+from sluicegate.dialects.tariffs import PRICED, refuse_dearer
 
 T = TypeVar("T")
 
@@ -179,7 +183,8 @@ def _special(request: Request, typed: _Usual | Body) -> None:
     request.thinking = max(budget_of(typed.thinking), budget_of(typed.reasoning))
     request.prediction = _prediction(typed.prediction)
     request.own_prompts = (1 if typed.tools or typed.functions else 0) + (1 if typed.response_format is not None else 0)
-    request.shown = typed.prediction is None and (typed.best_of or 1) <= (typed.n or 1) and "audio" not in (typed.modalities or ())
+    hidden = typed.prediction is not None or (typed.best_of or 1) > (typed.n or 1) or "audio" in (typed.modalities or ())
+    request.shown = not hidden and shows_all(request.fields)
 
 
 def write_request(request: Request, target: Target) -> bytes:
@@ -283,9 +288,14 @@ def _read(body: bytes) -> tuple[_Usual | Body, dict[str, Raw], Content]:
                 content.add(_decode_usual_message(raw), index)
             except msgspec.ValidationError:
                 content.add_any(message, _decode_fields(raw), index)
+        refuse_repeats_in(bytes(fields["messages"]), "messages")
     else:
         for index, each in enumerate(usual.messages):
             content.add(each, index)
+        refuse_repeats_in(bytes(fields["messages"]), "messages", len(_encode(usual.messages)))
+    if not fields.keys() <= _PLAIN:
+        refuse_dearer(fields)
+        refuse_repeats(fields, _PLAIN)
     if not fields.keys() <= _SILENT:
         more_fields(content, fields, _SILENT, _ACTED_ON)
     if typed.tools or typed.functions or typed.response_format:
@@ -327,7 +337,7 @@ def _nested(content: Content, raw: bytes) -> None:
         elif isinstance(value, dict):
             values += value.values()
             for name, inner in value.items():
-                if name.casefold() in _MULTIPLIED:
+                if name.casefold() in _MULTIPLIED or name.casefold() in PRICED:
                     raise BadRequest(f"{name!r} is not read inside 'extra_body': it belongs in the body itself.", "extra_body")
                 if inner and fetches(name):
                     content.unbounded = f"{name[:40]!r}, by which the provider gets input of its own"

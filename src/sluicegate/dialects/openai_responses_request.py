@@ -19,6 +19,9 @@ from sluicegate.dialects.form import BadRequest, Request, Target
 from sluicegate.dialects.openai_messages import Content
 from sluicegate.dialects.openai_request import CAPS, LARGE, RENDERED, SETTING_BYTES, Count, Thinking, as_known, budget_of, more_fields, strictly
 from sluicegate.dialects.openai_responses_items import OURS, add_items, without_reasoning
+from sluicegate.dialects.repeats import refuse_repeats
+from sluicegate.dialects.showing import shows_all
+from sluicegate.dialects.tariffs import refuse_dearer
 
 CAP_FIELD = "max_output_tokens"
 
@@ -107,7 +110,7 @@ def read_request(body: bytes) -> Request:
         cap_by=CAP_FIELD if cap is None or cap < LARGE else next(name for name in CAPS if getattr(typed, name) == cap),
         unbounded_by=content.unbounded_by,
         own_prompts=(1 if typed.tools else 0) + (1 if typed.text is not None and typed.text.format is not None else 0),
-        shown=not content.unbounded,  # what a provider runs or keeps, it may answer without showing all that it took
+        shown=not content.unbounded and shows_all(fields),  # what a provider runs or keeps, it may answer without showing all that it took
     )
 
 
@@ -138,6 +141,8 @@ def _read(body: bytes) -> tuple[Body, dict[str, Raw], Content]:
     """The typed body, its fields as they came, and what the provider will read of it."""
     fields = _decode_fields(body)
     typed = _decode(body)
+    refuse_dearer(fields)
+    refuse_repeats(fields)
     content = Content()
     content.unbounded_by = "input"
     if typed.instructions:

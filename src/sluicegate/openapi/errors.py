@@ -60,4 +60,4 @@ def _refusals() -> list[Reject]:
 def _upstream() -> list[Reject]:
     outcomes = [classify.failed(status, {}, Failure(None, "", "", ""), False) for status in _UPSTREAM]
     outcomes += [classify.broken("timeout", True), classify.broken("reset", True)]
-    return [reject.upstream(outcome) for outcome in outcomes]
+    return [*(reject.upstream(outcome) for outcome in outcomes), reject.all_limited(None, 1.0), reject.all_broken(1.0)]
