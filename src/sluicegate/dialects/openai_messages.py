@@ -39,19 +39,19 @@ class _Call(Struct, forbid_unknown_fields=True, omit_defaults=True, gc=False):
     custom: _Custom | None = None
 
 
-class _Url(Struct, forbid_unknown_fields=True, gc=False):
+class _Url(Struct, forbid_unknown_fields=True, omit_defaults=True, gc=False):
     url: str
     detail: Literal["auto", "low", "high", "original"] | None = None
 
 
-class _Part(Struct, forbid_unknown_fields=True, gc=False):
+class _Part(Struct, forbid_unknown_fields=True, omit_defaults=True, gc=False):
     type: Literal["text", "image_url", "refusal"]
     text: str | None = None
     refusal: str | None = None
     image_url: _Url | str | None = None
 
 
-class Message(Struct, forbid_unknown_fields=True, gc=False):
+class Message(Struct, forbid_unknown_fields=True, omit_defaults=True, gc=False):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | list[_Part] | None = None
     name: str | None = None
