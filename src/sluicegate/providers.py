@@ -15,7 +15,7 @@ from urllib.parse import quote
 import msgspec
 
 from sluicegate.core.tenants import Provider
-from sluicegate.dialects.registry import DIALECTS
+from sluicegate.dialects.registry import DIALECTS, PROVIDERS
 
 T = TypeVar("T")
 ByModel = tuple[tuple[str, T], ...]  # (prefix of the model's name, value), the longer prefix first; "" is for any model
@@ -280,11 +280,14 @@ ROWS = {
 OPENAI_ELSEWHERE = msgspec.structs.replace(ROWS["openai"], also=ROWS["openai_compatible"].also, forwards=(), rejects=())
 
 SPOKEN = tuple(DIALECTS)  # what an operator may say that a provider speaks
+TRANSLATED_TO = tuple(PROVIDERS)
 
 
 def spoken(row: Row, dialects: Sequence[str]) -> Row:
-    """The row of a provider that speaks other dialects than its kind does; the first is what requests of any other are translated to."""
-    return msgspec.structs.replace(row, dialect=dialects[0], also=tuple(dialects[1:]))
+    """The row of a provider that speaks other dialects than its kind does. Requests in any other are translated to the first of them to which that is
+    possible; if there is none, they are refused there."""
+    first = min(dialects, key=lambda dialect: dialect not in TRANSLATED_TO)
+    return msgspec.structs.replace(row, dialect=first, also=tuple(dialect for dialect in dialects if dialect != first))
 
 
 def paths(row: Row, model: str, base_url: str = "", api_version: str = "") -> tuple[tuple[str, bytes], ...]:

@@ -135,14 +135,14 @@ def upstream(outcome: Outcome) -> Reject:
 
 
 def all_limited(last: Reject | None, ready_in_s: float) -> Reject:
-    """429: every deployment of a model is limited or cools down; `retry-after` is the soonest that one may serve again."""
+    """429: every deployment of a model is limited or left alone, at least one for a limit; `retry-after` is the soonest that one may serve again."""
     text = last.message if last is not None else "Every deployment of this model is rate limited or cooling down; try again later."
     return Reject(429, "rate_limit_error", "upstream_rate_limited", text, headers=((b"retry-after", b"%d" % max(1, ceil(ready_in_s))),))
 
 
 def all_broken(ready_in_s: float) -> Reject:
-    """503: every deployment of a model has failed so often that it is left alone for a while."""
-    text = "Every deployment of this model has failed repeatedly; try again shortly."
+    """503: every deployment of a model is left alone for a while: it has failed too often, has said so, or our account there is no good."""
+    text = "No deployment of this model can serve now; try again shortly."
     return Reject(503, "upstream_error", "upstream_unavailable", text, headers=((b"retry-after", b"%d" % max(1, ceil(ready_in_s))),))
 
 

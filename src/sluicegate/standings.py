@@ -48,16 +48,17 @@ class Standings:
         standing.report(permit, "failed" if outcome.fails else "void", now)
         if outcome.cools:
             wait_ms = outcome.wait_ms if outcome.wait_ms is not None else self._resilience.cooldown_ms
-            standing.cool(wait_ms / 1000, now, outcome.name)
+            standing.cool(wait_ms / 1000, now, outcome.name, outcome.code == "upstream_rate_limited")
 
     def nowhere(self, model: Model, rejected: Reject | None) -> Reject:
-        """What the client is told where no deployment has answered. Limited, or cooling down: when the first of them may serve again."""
+        """What the client is told where no deployment has answered. Where none was asked: when the first of them may serve again, as a limit only if
+        one of them is limited."""
         if rejected is not None and rejected.code != "upstream_rate_limited":
             return rejected
         now = self._clock()
         standings = [self._of[one.id] for one in model.deployments]
         ready_in_s = min(one.ready_in_s(now) for one in standings)
-        if any(one.cool_until_s > now for one in standings):
+        if any(one.cool_until_s > now and (rejected is not None or one.limited) for one in standings):
             return reject.all_limited(rejected, ready_in_s)
         return rejected if rejected is not None else reject.all_broken(ready_in_s)
 

@@ -17,6 +17,7 @@ from sluicegate.core.counters import name, scope_name
 from sluicegate.core.limits import Limit, Unit, show_amount, show_period, show_share, show_window
 from sluicegate.core.tenants import Counter, Deployment, Key, Policy, Scope
 from sluicegate.core.windows import Bucket, Calendar, Fixed, Lifetime, Open, Sliding, span
+from sluicegate.providers import TRANSLATED_TO
 
 _MONTH_MS = 28 * 86_400_000  # the shortest
 _LENGTHS_MS = {"hour": 3_600_000, "day": 86_400_000, "week": 604_800_000, "month": _MONTH_MS}
@@ -32,7 +33,7 @@ def report(loaded: Loaded, now_ms: int) -> list[RenderableType]:
 def warnings(loaded: Loaded) -> list[str]:
     """What is allowed but hardly meant. Also logged when the gateway starts."""
     config, policy = loaded.config, loaded.policy
-    of_config = [*_plain_keys(config), *_closed_metrics(config), *_own_records(config), *_long_waits(config)]
+    of_config = [*_plain_keys(config), *_untranslatable(config), *_closed_metrics(config), *_own_records(config), *_long_waits(config)]
     return [*of_config, *_unpriced(policy), *_oversold(policy), *_shadows(policy)]
 
 
@@ -149,15 +150,22 @@ def _reaching(policy: Policy, deployment_id: str) -> tuple[frozenset[str], list[
 
 def _plain_keys(config: schema.Config) -> Iterator[str]:
     def below(tenant: schema.Tenant, path: schema.Path) -> Iterator[str]:
-        for i, key in enumerate(tenant.keys):
-            if key.is_plain:
-                where = schema.show_path((*path, "keys", i))
-                yield f"{where}: the key itself is in the file; better give its hash as sha256 (printf %s KEY | sha256sum)"
+        yield from (schema.show_path((*path, "keys", i)) for i, key in enumerate(tenant.keys) if key.is_plain)
         for child, one in tenant.children.items():
             yield from below(one, (*path, "children", child))
 
-    for organization, tenant in config.tenants.organizations.items():
-        yield from below(tenant, ("tenants", organization))
+    plain = [where for name, tenant in config.tenants.organizations.items() for where in below(tenant, ("tenants", name))]
+    if plain:
+        what = "the key itself is in the file" if len(plain) == 1 else f"{len(plain)} keys themselves are in the file"
+        yield f"{_some(plain)}: {what}; better give the hash as sha256 (printf %s KEY | sha256sum)"
+
+
+def _untranslatable(config: schema.Config) -> Iterator[str]:
+    """A provider that gets requests in its own dialects alone. One of embeddings is meant to."""
+    for provider, one in config.providers.items():
+        if one.speaks and not set(TRANSLATED_TO).intersection(one.speaks) and one.speaks != ["openai_embeddings"]:
+            which = f"nothing is translated to {' or '.join(one.speaks)}; requests in other dialects are refused there, unless it speaks"
+            yield f"providers.{provider}.speaks: {which} one of {', '.join(TRANSLATED_TO)} as well"
 
 
 def _closed_metrics(config: schema.Config) -> Iterator[str]:

@@ -41,14 +41,16 @@ def input_cost_nano_usd(price: Price, input_tokens: int) -> int:
 
 
 def cost_nano_usd(price: Price, usage: "Usage", unknown_input: int = 0, unknown_output: int = 0) -> int:
-    """What a call of this usage costs, plus tokens of which only the number is known, at the dearest. Parts never exceed the whole.
+    """What a call of this usage costs, plus tokens of which only the number is known, at the dearest. Parts never exceed the whole: more from a cache
+    than was read at all is none. Output of which nobody says how much was reasoning costs the dearer of the two prices.
 
     At most AMOUNT_MAX, which no limit is above: an absurd report must not overflow a counter.
     """
     read, written = usage.input_tokens or 0, usage.output_tokens or 0
+    output = price.output if usage.no_reasoning or usage.reasoning_tokens else price.dearest_output
     if not (usage.cached_tokens or usage.cache_write_tokens or usage.reasoning_tokens or unknown_input or unknown_output):  # the usual case
-        return min(-(-(read * price.input + written * price.output) // 1000) + price.request_fee, AMOUNT_MAX)
-    cached = min(usage.cached_tokens, read)
+        return min(-(-(read * price.input + written * output) // 1000) + price.request_fee, AMOUNT_MAX)
+    cached = usage.cached_tokens if usage.cached_tokens <= read else 0
     stored = min(usage.cache_write_tokens, read - cached)
     for_an_hour = min(usage.cache_write_1h_tokens, stored)
     reasoned = min(usage.reasoning_tokens, written)
@@ -58,7 +60,7 @@ def cost_nano_usd(price: Price, usage: "Usage", unknown_input: int = 0, unknown_
         + cached * (price.input if price.cached_input is None else price.cached_input)
         + (stored - for_an_hour) * write_rate
         + for_an_hour * (write_rate if price.cache_write_1h is None else price.cache_write_1h)
-        + (written - reasoned) * price.output
+        + (written - reasoned) * output
         + reasoned * (price.output if price.reasoning is None else price.reasoning)
         + unknown_input * price.dearest_input
         + unknown_output * price.dearest_output

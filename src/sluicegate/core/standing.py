@@ -29,12 +29,13 @@ class Permit(msgspec.Struct, frozen=True):
 class Standing:
     """One deployment."""
 
-    __slots__ = ("_deployment", "_failures_max", "_on_change", "_open_until_s", "_pause_s", "_permit", "cool_until_s", "failures", "state")
+    __slots__ = ("_deployment", "_failures_max", "_on_change", "_open_until_s", "_pause_s", "_permit", "cool_until_s", "failures", "limited", "state")
 
     def __init__(self, deployment: str, failures_max: int, pause_s: float, on_change: OnChange) -> None:
         self.state: State = "closed"
         self.failures = 0  # requests in a row
         self.cool_until_s = 0.0
+        self.limited = False  # why it cools down: a limit, and not that it is broken or our account no good
         self._deployment = deployment
         self._failures_max = failures_max
         self._pause_s = pause_s
@@ -73,13 +74,13 @@ class Standing:
             self._open_until_s = now_s + self._pause_s
             self._change("open", "the probe failed" if permit.probe else f"{self.failures} failures in a row")
 
-    def cool(self, for_s: float, now_s: float, reason: str) -> None:
+    def cool(self, for_s: float, now_s: float, reason: str, limited: bool = True) -> None:
         """It is not called for so long."""
         until_s = now_s + for_s
         if until_s > self.cool_until_s:
             if now_s >= self.cool_until_s:
                 self._on_change(self._deployment, "cooldown", "none", f"{for_s:g} s", reason)
-            self.cool_until_s = until_s
+            self.cool_until_s, self.limited = until_s, limited
 
     def ready_in_s(self, now_s: float) -> float:
         """For how long it will certainly not be called."""

@@ -30,6 +30,7 @@ class Usage(msgspec.Struct, gc=False):
     reasoning_tokens: int = 0  # part of output_tokens
     cost_nano_usd: int | None = None  # as reported by a provider that says so
     cache_write_1h_tokens: int = 0  # part of cache_write_tokens: to stay for an hour
+    no_reasoning: bool = False  # it was said that none of the output is reasoning; else reasoning_tokens 0 says nothing
 
 
 class Charge(msgspec.Struct, frozen=True, gc=False):
@@ -56,6 +57,7 @@ def merge(earlier: Usage | None, later: Usage) -> Usage:
         later.reasoning_tokens or earlier.reasoning_tokens,
         _latest(earlier.cost_nano_usd, later.cost_nano_usd),
         later.cache_write_1h_tokens or earlier.cache_write_1h_tokens,
+        later.no_reasoning or (earlier.no_reasoning and later.output_tokens is None),
     )
 
 
@@ -133,4 +135,5 @@ def _cost(usage: Usage, price: Price | None, counts: Usage, input_tokens: int, o
         return 0
     counts.cached_tokens, counts.cache_write_tokens = usage.cached_tokens, usage.cache_write_tokens
     counts.cache_write_1h_tokens, counts.reasoning_tokens = usage.cache_write_1h_tokens, usage.reasoning_tokens
+    counts.no_reasoning = usage.no_reasoning
     return cost_nano_usd(price, counts, unknown_input, unknown_output)

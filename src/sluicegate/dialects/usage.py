@@ -116,16 +116,18 @@ def _counts(shape: Shape, reported: dict[str, Any]) -> Usage:
         written = max(written, hour + _first(reported, (shape.written_5m,)))
     if shape.beside and usage.input_tokens is not None:
         usage.input_tokens += cached + written
+    said = usage.output_tokens
     if shape.total:
         _total(usage, _tokens(reported.get(shape.total)), shape)
     if usage.output_tokens is not None and reasoning > usage.output_tokens and not reported.get(shape.total):
         usage.output_tokens += reasoning  # it cannot be a part of it
     if cached or written:
         room = usage.input_tokens or 0
-        usage.cached_tokens = min(cached, room)
-        usage.cache_write_tokens = min(written, room - usage.cached_tokens)
+        usage.cache_write_tokens = min(written, room)
+        usage.cached_tokens = cached if cached + usage.cache_write_tokens <= room else 0  # absurd, and it would make the call cheaper
         usage.cache_write_1h_tokens = min(hour, usage.cache_write_tokens)
     usage.reasoning_tokens = min(reasoning, usage.output_tokens or 0)
+    usage.no_reasoning = not reasoning and usage.output_tokens == said and any(_tokens(_at(reported, place)) == 0 for place in shape.reasoning)
     return usage
 
 
@@ -155,12 +157,17 @@ def _at_least(usage: Usage, rounds: list[Usage]) -> Usage:
 
 def _first(reported: dict[str, Any], places: tuple[Place, ...]) -> int:
     for place in places:
-        value = reported.get(place[0])
-        if len(place) > 1:
-            value = value.get(place[1]) if isinstance(value, dict) else None
+        value = _at(reported, place)
         if value and (count := _tokens(value)):
             return count
     return 0
+
+
+def _at(reported: dict[str, Any], place: Place) -> Any:
+    value = reported.get(place[0])
+    if len(place) > 1:
+        return value.get(place[1]) if isinstance(value, dict) else None
+    return value
 
 
 def _tokens(value: Any) -> int | None:

@@ -15,7 +15,6 @@ import struct
 import traceback
 from collections import deque
 from typing import Any, NamedTuple, NoReturn
-from urllib.parse import unquote
 
 import httptools
 from uvicorn import Config
@@ -238,7 +237,7 @@ class ClientConnection(HttpToolsProtocol):
         return modern
 
     def _target(self) -> tuple[str, bytes]:
-        """Path (percent-decoded) and query. A full URL, as proxies are sent, is taken for its path."""
+        """Path, as it was sent, and query. A full URL, as proxies are sent, is taken for its path."""
         url = self.url
         if not url.startswith(b"/"):
             try:
@@ -247,8 +246,7 @@ class ClientConnection(HttpToolsProtocol):
                 self._stop(400, "malformed_http", "Malformed HTTP: the request target.")
             url = (parsed.path or b"/") + (b"?" + parsed.query if parsed.query else b"")
         raw, _, query = url.partition(b"?")
-        path = raw.decode("ascii")
-        return (unquote(path) if "%" in path else path), query
+        return raw.decode("ascii"), query
 
     def _to_asgi(self) -> None:
         """Hands a request to uvicorn's own code, which then gets its body too."""

@@ -2,7 +2,6 @@
 
 import io
 from datetime import UTC, datetime
-from typing import Any
 
 import pytest
 from rich.console import Console
@@ -84,8 +83,32 @@ def test_a_plain_key_is_warned_about() -> None:
     """With its path, wherever it is in the tree."""
     one = loaded("[]", "{acme: {children: {t: {keys: [{name: k, key: sk-1}]}}}}")
     assert warnings(one) == [
-        "tenants.acme.children.t.keys[0]: the key itself is in the file; better give its hash as sha256 (printf %s KEY | sha256sum)"
+        "tenants.acme.children.t.keys[0]: the key itself is in the file; better give the hash as sha256 (printf %s KEY | sha256sum)"
     ]
+
+
+def test_many_plain_keys_are_one_warning() -> None:
+    """With the number of them and the first three."""
+    keys = ", ".join(f"{{name: k{i}, key: sk-{i}}}" for i in range(20))
+    [line] = warnings(loaded("[]", f"{{acme: {{keys: [{keys}]}}, other: {{keys: [{{name: k, key: sk-k}}]}}}}"))
+    assert line.startswith("tenants.acme.keys[0], tenants.acme.keys[1], tenants.acme.keys[2] and 18 more: 21 keys themselves are in the file; ")
+
+
+@pytest.mark.parametrize(
+    ("speaks", "warned"),
+    [
+        ("[openai_responses]", True),
+        ("[openai_completions, openai_embeddings]", True),
+        ("[openai_responses, openai_chat]", False),
+        ("[anthropic_messages]", False),
+        ("[openai_embeddings]", False),
+    ],
+)
+def test_a_provider_to_which_nothing_is_translated(speaks: str, warned: bool) -> None:
+    """Other requests than its own would be refused there, and why is said; a provider of embeddings alone is meant to be one."""
+    text = f"providers: {{up: {{provider: openai, speaks: {speaks}}}}}\nmodels: {{m: {{deployments: [{{provider: up, model: x}}]}}}}\n"
+    told = warnings(load_text(text + f"tenants: {{a: {{keys: [{key('k')}]}}}}", {}))
+    assert [line.partition(";")[0].partition(" to ")[0] for line in told] == ["providers.up.speaks: nothing is translated"] * warned
 
 
 def test_closed_metrics_are_warned_about() -> None:
@@ -195,6 +218,5 @@ def test_a_wait_longer_than_the_drain_is_warned_about() -> None:
 
 def test_the_example_warns_of_nothing_but_its_plain_keys() -> None:
     """It is to be copied."""
-    lines: list[Any] = warnings(load(EXAMPLE, {}))
-    assert len(lines) == 3
-    assert all("the key itself is in the file" in line for line in lines)
+    [line] = warnings(load(EXAMPLE, {}))
+    assert "3 keys themselves are in the file" in line

@@ -277,6 +277,15 @@ def test_what_an_operator_says_that_a_provider_speaks() -> None:
     assert [name for name, _ in found.paths] == ["anthropic_messages", "openai_embeddings"]
 
 
+def test_what_others_are_translated_to_can_be() -> None:
+    """The first of what a provider speaks to which anything is translated, wherever it stands."""
+    found = deployed(
+        {"provider": "openai_compatible", "base_url": "http://x/v1", "speaks": ["openai_responses", "openai_chat", "anthropic_messages"]}
+    )
+    assert found.provider.dialect == "openai_chat"
+    assert [name for name, _ in found.paths] == ["openai_chat", "openai_responses", "anthropic_messages"]
+
+
 @pytest.mark.parametrize(
     ("provider", "model", "said", "most"),
     [

@@ -48,8 +48,19 @@ def test_reasoning_and_cache_writes() -> None:
 
 
 def test_parts_never_exceed_the_whole() -> None:
-    """More cached than read, as some upstreams report, gives no credit."""
-    assert cost_nano_usd(MINI, Usage(10, 0, cached_tokens=1000)) == 750
+    """More cached than read, as some upstreams report, gives no credit: such a figure is not believed at all."""
+    assert cost_nano_usd(MINI, Usage(10, 0, cached_tokens=1000)) == 1500
+
+
+def test_dearer_reasoning_is_charged_where_the_split_is_not_told() -> None:
+    """Output of which nobody says how much was reasoning costs the dearer price; where that is said, each part costs its own."""
+    dear, cheap = Price(0, 1000, reasoning=10_000), Price(0, 1000, reasoning=100)
+    assert cost_nano_usd(dear, Usage(0, 200)) == 2000
+    assert cost_nano_usd(dear, Usage(9, 200, cached_tokens=5)) == 2000
+    assert cost_nano_usd(dear, Usage(0, 200, no_reasoning=True)) == 200
+    assert cost_nano_usd(dear, Usage(0, 200, reasoning_tokens=190)) == 1910
+    assert cost_nano_usd(cheap, Usage(0, 200)) == 200
+    assert cost_nano_usd(cheap, Usage(0, 200, reasoning_tokens=190)) == 29
 
 
 def test_rounds_up_once() -> None:

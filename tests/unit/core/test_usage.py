@@ -37,6 +37,14 @@ def test_later_reports_replace_earlier_ones() -> None:
     assert merge(Usage(9, 1, cached_tokens=4), Usage(None, 15)) == Usage(9, 15, cached_tokens=4)
 
 
+def test_no_reasoning_is_said_of_the_output_beside_it() -> None:
+    """A later report of more output, which says nothing of reasoning, leaves nothing known of it."""
+    earlier = Usage(7, 10, no_reasoning=True)
+    assert merge(earlier, Usage(7, 30)) == Usage(7, 30)
+    assert merge(earlier, Usage(7, None)) == earlier
+    assert merge(Usage(7, 10), Usage(7, 30, no_reasoning=True)) == Usage(7, 30, no_reasoning=True)
+
+
 def test_a_zero_takes_nothing_back() -> None:
     """A last report of zeros does not undo what was reported before; zeros alone stay zeros."""
     assert merge(Usage(9, 30), Usage(0, 0)) == Usage(9, 30)
@@ -45,8 +53,9 @@ def test_a_zero_takes_nothing_back() -> None:
 
 def test_complete_usage_wins() -> None:
     """What the upstream reports of a whole answer is charged, above or below the meter."""
-    assert settled(Usage(50, 333)) == Charge(50, 333, 50 + 666, "reported")
-    assert settled(Usage(50, 3)) == Charge(50, 3, 56, "reported")
+    assert settled(Usage(50, 333, no_reasoning=True)) == Charge(50, 333, 50 + 666, "reported")
+    assert settled(Usage(50, 3, no_reasoning=True)) == Charge(50, 3, 56, "reported")
+    assert settled(Usage(50, 3)) == Charge(50, 3, 50 + 9, "reported")  # any of it may have been reasoning, which is dearer
     assert settled(Usage(50, 900)).output_tokens == 900
 
 
@@ -135,7 +144,8 @@ def test_unknown_outcome(policy: str, seen: int, want: tuple[int, int]) -> None:
 def test_cost_of_the_provider() -> None:
     """A cost that the provider reports with a whole usage wins, unless it is nothing; beside a part of one it is not trusted."""
     assert settled(Usage(50, 40, cost_nano_usd=7)).cost_nano_usd == 7
-    assert settled(Usage(50, 40, cost_nano_usd=0)).cost_nano_usd == 130
+    assert settled(Usage(50, 40, cost_nano_usd=0)).cost_nano_usd == 50 + 120
+    assert settled(Usage(50, 40, cost_nano_usd=0, no_reasoning=True)).cost_nano_usd == 50 + 80
     assert settled(Usage(50, None, cost_nano_usd=7)).cost_nano_usd == 50 + 135
     assert settled(Usage(50, 40, cost_nano_usd=7), price=None).cost_nano_usd == 7
 

@@ -111,7 +111,7 @@ def test_unknown_fields_pass() -> None:
         ({"prompt_tokens": 9, "completion_tokens": 4, "prompt_tokens_details": {"cached_tokens": 5, "cache_write_tokens": 2}}, Usage(9, 4, 5, 2)),
         ({"prompt_tokens": 9, "completion_tokens": 4, "completion_tokens_details": {"reasoning_tokens": 3}}, Usage(9, 4, reasoning_tokens=3)),
         ({"prompt_tokens": 9, "completion_tokens": 4, "prompt_cache_hit_tokens": 5}, Usage(9, 4, 5)),
-        ({"prompt_tokens": 9, "completion_tokens": 4, "prompt_tokens_details": {"cached_tokens": 50}}, Usage(9, 4, 9)),
+        ({"prompt_tokens": 9, "completion_tokens": 4, "prompt_tokens_details": {"cached_tokens": 50}}, Usage(9, 4)),
         ({"prompt_tokens": 9, "completion_tokens": 4, "prompt_tokens_details": None, "completion_tokens_details": 5}, Usage(9, 4)),
         ({"prompt_tokens": None, "completion_tokens": 4}, Usage(None, 4)),
         ({"prompt_tokens": -1, "completion_tokens": 4}, Usage(None, 4)),

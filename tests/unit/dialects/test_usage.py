@@ -38,6 +38,20 @@ TABLE: list[tuple[Shape, Any, Usage | None]] = [
         Usage(9, 34, 0, 0, 30),
     ),
     (OPENAI_CHAT, {"prompt_tokens": 9, "completion_tokens": 4, "total_tokens": 43}, Usage(9, 34)),
+    (OPENAI_CHAT, {"prompt_tokens": 9, "completion_tokens": 4, "completion_tokens_details": {"reasoning_tokens": 0}}, Usage(9, 4, no_reasoning=True)),
+    (OPENAI_CHAT, {"prompt_tokens": 9, "completion_tokens": 4, "completion_tokens_details": {"reasoning_tokens": None}}, Usage(9, 4)),
+    (
+        OPENAI_CHAT,  # which the total contradicts
+        {"prompt_tokens": 9, "completion_tokens": 4, "total_tokens": 43, "completion_tokens_details": {"reasoning_tokens": 0}},
+        Usage(9, 34),
+    ),
+    (OPENAI_CHAT, {"prompt_tokens": 9, "completion_tokens": 4, "prompt_tokens_details": {"cached_tokens": 10}}, Usage(9, 4)),
+    (OPENAI_CHAT, {"prompt_tokens": 9, "completion_tokens": 4, "prompt_tokens_details": {"cached_tokens": 9}}, Usage(9, 4, 9)),
+    (
+        OPENAI_CHAT,
+        {"prompt_tokens": 9, "completion_tokens": 4, "prompt_tokens_details": {"cached_tokens": 6, "cache_write_tokens": 5}},
+        Usage(9, 4, 0, 5),
+    ),
     (OPENAI_CHAT, {"prompt_tokens": 9, "completion_tokens": 4, "cost": 0.1}, Usage(9, 4, cost_nano_usd=100_000_000)),
     (
         OPENAI_CHAT,  # OpenRouter, with a key of one's own: the vendor's bill comes on top of its fee

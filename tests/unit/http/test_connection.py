@@ -25,7 +25,7 @@ GOOD: dict[str, tuple[bytes, Seen]] = {
     "1.0": (b"POST /x HTTP/1.0\r\nContent-Length: 2\r\n\r\nhi", ("POST", "/x", b"", b"hi")),
     "full URL": (b"GET http://h:1/x?q HTTP/1.1\r\nHost: x\r\n\r\n", ("GET", "/x", b"q", b"")),
     "URL without path": (b"GET http://h HTTP/1.1\r\nHost: x\r\n\r\n", ("GET", "/", b"", b"")),
-    "escapes": (b"GET /a%20b%2Fc HTTP/1.1\r\nHost: x\r\n\r\n", ("GET", "/a b/c", b"", b"")),
+    "escapes": (b"GET /a%20b%2Fc HTTP/1.1\r\nHost: x\r\n\r\n", ("GET", "/a%20b%2Fc", b"", b"")),
     "upgrade": (
         b"POST /x HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nContent-Length: 5\r\n\r\nhello",
         ("POST", "/x", b"", b"hello"),
