@@ -1,8 +1,9 @@
 """What an upstream of the Anthropic messages dialect says: a message, an event of a stream, an error; from bytes to typed values, whatever is in it.
 
 Nothing here raises. What is of the documented types is decoded at once; an object in which something is of another type goes a slower way that takes
-what can be taken. Output is what is billed as such: text, thinking, names of tools and their input as JSON, those of tools that the provider runs
-included. What such tools found, proofs of thinking and citations are none. https://docs.anthropic.com/en/api/messages has the shapes.
+what can be taken, as does one with a field that is not known. Output is what is billed as such: text, thinking, names of tools and their input as
+JSON, those of tools that the provider runs included, and a text in any field that is not known to hold none. What such tools found, proofs of
+thinking and citations are none. https://docs.anthropic.com/en/api/messages has the shapes.
 """
 
 from typing import Any
@@ -13,7 +14,7 @@ from msgspec import Raw, Struct
 from sluicegate.core.usage import Usage
 from sluicegate.dialects import usage as reports
 from sluicegate.dialects.form import Delta, Failure
-from sluicegate.dialects.openai_body import bare_failure, failure_in, int_or, loosely, strings, text_of
+from sluicegate.dialects.openai_body import bare_failure, failure_in, int_or, others, plainly, strings, text_of
 
 # Why an answer ended, in OpenAI's names; any other is passed on as it came. https://docs.anthropic.com/en/api/handling-stop-reasons
 FINISHES = {
@@ -38,13 +39,14 @@ ERRORS = {
     "timeout_error": 504,
     "overloaded_error": 529,
 }
+_FOUND = "_tool_result"  # the end of the types of blocks that hold what a tool found
 CALLS = ("tool_use", "server_tool_use", "mcp_tool_use")
 
 _NONE = Raw(b"")
 
 
-class Block(Struct, gc=False):
-    """A block of content, as far as it is output."""
+class Block(Struct, gc=False, forbid_unknown_fields=True):
+    """A block of content, as far as it is output. more: the texts of all other fields."""
 
     type: str = ""
     id: str | None = None
@@ -54,19 +56,21 @@ class Block(Struct, gc=False):
     thinking: str | None = None
     signature: str | None = None
     data: str | None = None
+    citations: Raw = _NONE
+    more: str = ""
 
     @property
     def output(self) -> str:
         """All output in it."""
-        text = (self.text or "") + (self.thinking or "")
-        if self.type in CALLS:
+        text = (self.text or "") + (self.thinking or "") + self.more
+        if not self.type.endswith(_FOUND):
             given = bytes(self.input)
             text += (self.name or "") + (given.decode("utf-8", "replace") if given not in (b"", b"{}", b"null") else "")
         return text
 
 
-class Change(Struct, gc=False):
-    """What an event adds: to a block, or to the message."""
+class Change(Struct, gc=False, forbid_unknown_fields=True):
+    """What an event adds: to a block, or to the message. more: the texts of all other fields."""
 
     type: str = ""
     text: str | None = None
@@ -75,18 +79,23 @@ class Change(Struct, gc=False):
     signature: str | None = None
     stop_reason: str | None = None
     stop_sequence: str | None = None
+    citation: Raw = _NONE
+    more: str | None = None
 
 
-class Message(Struct, gc=False):
-    """An answer."""
+class Message(Struct, gc=False, forbid_unknown_fields=True):
+    """An answer. more: the texts of all other fields."""
 
     id: str = ""
+    type: Any = None
+    role: Any = None
     model: str = ""
     content: list[Block] | None = None
     stop_reason: str | None = None
     stop_sequence: str | None = None
     usage: Any = None
     error: Any = None
+    more: str = ""
 
 
 class StreamEvent(Struct, gc=False):
@@ -101,6 +110,11 @@ class StreamEvent(Struct, gc=False):
     error: Any = None
 
 
+# Fields that are read, or hold no output beside those of which this is true everywhere.
+_OF_BLOCK = frozenset({"name", "input", "text", "thinking", "server_name"})
+_OF_CHANGE = frozenset({"text", "thinking", "partial_json", "container"})
+_OF_MESSAGE = frozenset({"model", "content", "usage", "container", "context_management"})
+
 _decode_message = msgspec.json.Decoder(Message).decode
 decode_event = msgspec.json.Decoder(StreamEvent).decode
 _encode = msgspec.json.Encoder().encode
@@ -114,7 +128,7 @@ def read_message(body: bytes) -> tuple[Message | None, Any]:
             return message, None
     except (ValueError, RecursionError):
         pass
-    loose = loosely(body)
+    loose = plainly(body)
     return (_tolerated_message(loose) if isinstance(loose, dict) else None), loose
 
 
@@ -135,7 +149,7 @@ def tolerated_event(loose: dict[str, Any]) -> StreamEvent:
 def deltas_of(message: Message) -> list[Delta]:
     """The output of a whole answer."""
     blocks = message.content or []
-    text, calls = "".join([block.output for block in blocks]), sum(block.type in CALLS for block in blocks)
+    text, calls = "".join([block.output for block in blocks]) + message.more, sum(block.type in CALLS for block in blocks)
     return [Delta(0, text, calls)] if text or calls else []
 
 
@@ -162,12 +176,15 @@ def _tolerated_message(loose: dict[str, Any]) -> Message:
         blocks = [Block("text", text=text_of(content))]
     return Message(
         text_of(loose.get("id")),
+        None,
+        None,
         text_of(loose.get("model")),
         blocks,
         text_of(loose.get("stop_reason")) or None,
         text_of(loose.get("stop_sequence")) or None,
         loose.get("usage"),
         loose.get("error"),
+        text_of(others(loose, _OF_MESSAGE, {block.output for block in blocks})) if blocks is not None else "",  # else it is an error
     )
 
 
@@ -175,6 +192,8 @@ def _tolerated_block(loose: dict[str, Any]) -> Block:
     block = Block(text_of(loose.get("type")), text_of(loose.get("id")), _all(loose.get("name")))
     block.text, block.thinking = _all(loose.get("text")), _all(loose.get("thinking"))
     block.signature, block.data = text_of(loose.get("signature")), text_of(loose.get("data"))
+    if not block.type.endswith(_FOUND):
+        block.more = text_of(others(loose, _OF_BLOCK, {block.text, block.thinking}))
     given = loose.get("input")
     if given:
         try:
@@ -185,14 +204,16 @@ def _tolerated_block(loose: dict[str, Any]) -> Block:
 
 
 def _tolerated_change(loose: dict[str, Any]) -> Change:
+    text, thinking, given = [_all(loose.get(name)) for name in ("text", "thinking", "partial_json")]
     return Change(
         text_of(loose.get("type")),
-        _all(loose.get("text")),
-        _all(loose.get("thinking")),
-        _all(loose.get("partial_json")),
+        text,
+        thinking,
+        given,
         text_of(loose.get("signature")),
         text_of(loose.get("stop_reason")) or None,
         text_of(loose.get("stop_sequence")) or None,
+        more=text_of(others(loose, _OF_CHANGE, {text, thinking, given})),
     )
 
 

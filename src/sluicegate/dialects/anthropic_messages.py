@@ -32,7 +32,7 @@ from sluicegate.dialects.anthropic_body import (
 )
 from sluicegate.dialects.anthropic_request import read_count, read_request, write_request
 from sluicegate.dialects.form import Answer, Delta, Event, Failure
-from sluicegate.dialects.openai_body import loosely
+from sluicegate.dialects.openai_body import loosely, plainly
 from sluicegate.dialects.sse import RawEvent, Reader
 
 __all__ = [
@@ -107,7 +107,7 @@ class StreamReader:
         try:
             said = decode_event(raw.data)
         except (ValueError, RecursionError):
-            loose = loosely(raw.data)
+            loose = plainly(raw.data)
             if not isinstance(loose, dict):
                 empty = raw.data.strip() in (b"", b"null", b"[DONE]")
                 return None if empty else Event(raw.raw, "bad", after=self._open)
@@ -122,12 +122,12 @@ class StreamReader:
     def _take(self, said: StreamEvent, kind: str, event: Event) -> None:
         """What an event of this kind says. Output is output in an event of any kind."""
         if (change := said.delta) is not None:
-            text = (change.text or "") + (change.thinking or "") + (change.partial_json or "")
+            text = (change.text or "") + (change.thinking or "") + (change.partial_json or "") + (change.more or "")
             if text:
                 event.deltas = [Delta(0, text)]
+        if (block := said.content_block) is not None and (block.output or block.type in CALLS):
+            event.deltas = [*event.deltas, Delta(0, block.output, 1 if block.type in CALLS else 0)]
         if kind != "content_block_delta":
-            if (block := said.content_block) is not None and (block.output or block.type in CALLS):
-                event.deltas = [*event.deltas, Delta(0, block.output, 1 if block.type in CALLS else 0)]
             self._frame(said, kind, event)
 
     def _frame(self, said: StreamEvent, kind: str, event: Event) -> None:

@@ -2,7 +2,8 @@
 
 https://github.com/ollama/ollama/blob/main/docs/api.md. A stream is lines of JSON, each with what is new; the last one, `done: true`, has the counts
 and why it ended. Counts that are zero are left out, so of a prompt that comes from the cache there may be none. What a model thinks has a field of
-its own, calls of tools come whole. An error is a text, also as a line in the middle of a stream. Durations and log probabilities say nothing here.
+its own, calls of tools come whole; a text in any other field of a message is output, too. An error is a text, also as a line in the middle of a
+stream. Durations and log probabilities say nothing here.
 
 Readers never raise, whatever an upstream sends.
 """
@@ -16,7 +17,7 @@ from sluicegate.core.usage import Usage
 from sluicegate.dialects import usage
 from sluicegate.dialects.form import Answer, Delta, Event
 from sluicegate.dialects.ndjson import RawLine, Reader
-from sluicegate.dialects.openai_body import bare_failure, failure_in, loosely, strings, text_of
+from sluicegate.dialects.openai_body import bare_failure, failure_in, loosely, others, plainly, strings, text_of
 
 NAME = "ollama"
 PATH = b"/api/chat"  # below a provider's base URL
@@ -24,24 +25,29 @@ PATH = b"/api/chat"  # below a provider's base URL
 _encode = msgspec.json.Encoder().encode
 
 
-class Function(Struct, gc=False):
+class Function(Struct, gc=False, forbid_unknown_fields=True):
     """A call. arguments: an object, as it came."""
 
+    index: Any = None
     name: str = ""
     arguments: msgspec.Raw = msgspec.Raw(b"")
 
 
-class Call(Struct, gc=False):
+class Call(Struct, gc=False, forbid_unknown_fields=True):
     function: Function
     id: str = ""
+    type: Any = None
+    more: str = ""
 
 
-class Message(Struct, gc=False):
-    """What was said, or what is new of it."""
+class Message(Struct, gc=False, forbid_unknown_fields=True):
+    """What was said, or what is new of it. more: the texts of all other fields."""
 
+    role: Any = None
     content: str | None = None
     thinking: str | None = None
     tool_calls: list[Call] | None = None
+    more: str | None = None
 
 
 class Body(Struct, gc=False):
@@ -65,7 +71,7 @@ def read_body(data: bytes) -> Body | None:
     try:
         return _decode_body(data)
     except (ValueError, RecursionError):
-        loose = loosely(data)
+        loose = plainly(data)
     return _tolerated(loose) if isinstance(loose, dict) else None
 
 
@@ -82,10 +88,13 @@ def _tolerated(loose: dict[str, Any]) -> Body:
     message = loose.get("message")
     if isinstance(message, dict):
         calls = message.get("tool_calls")
+        content, thinking = [text_of("".join(strings(message.get(name)))) for name in ("content", "thinking")]
         body.message = Message(
-            text_of("".join(strings(message.get("content")))),
-            text_of("".join(strings(message.get("thinking")))),
+            None,
+            content,
+            thinking,
             [_tolerated_call(call) for call in (calls if isinstance(calls, list) else [calls]) if call] if calls else None,
+            text_of(others(message, ("content", "thinking", "tool_calls"), {content, thinking})),
         )
     return body
 
@@ -93,9 +102,12 @@ def _tolerated(loose: dict[str, Any]) -> Body:
 def _tolerated_call(loose: Any) -> Call:
     function = loose.get("function") if isinstance(loose, dict) else loose
     if not isinstance(function, dict):
-        return Call(Function("", _json(function) if function else msgspec.Raw(b"")))
+        more = others(loose, ("function",), set()) if isinstance(loose, dict) else ""
+        return Call(Function(None, "", _json(function) if function else msgspec.Raw(b"")), more=text_of(more))
     arguments = function.get("arguments")
-    return Call(Function(text_of(function.get("name")), _json(arguments) if arguments is not None else msgspec.Raw(b"")), text_of(loose.get("id")))
+    called = Function(None, text_of(function.get("name")), _json(arguments) if arguments is not None else msgspec.Raw(b""))
+    more = others(loose, ("function",), set()) + others(function, ("name", "arguments"), set())
+    return Call(called, text_of(loose.get("id")), more=text_of(more))
 
 
 def _json(value: Any) -> msgspec.Raw:
@@ -125,10 +137,10 @@ def finish_of(body: Body, called: bool) -> str:
 
 
 def _deltas(message: Message) -> list[Delta]:
-    text = (message.thinking or "") + (message.content or "")
+    text = (message.thinking or "") + (message.content or "") + (message.more or "")
     calls = message.tool_calls
     if calls:
-        text += "".join([call.function.name + arguments_of(call) for call in calls])
+        text += "".join([call.function.name + arguments_of(call) + call.more for call in calls])
     return [Delta(0, text, len(calls) if calls else 0)] if text or calls else []
 
 

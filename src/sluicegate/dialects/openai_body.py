@@ -1,45 +1,65 @@
 """What an OpenAI-compatible upstream says: the body of an answer or of a chunk, from bytes to typed values, whatever is in it.
 
 Nothing here raises. What is of the documented types is decoded at once; an object in which something is of another type goes a slower way
-that takes what can be taken. Output is found wherever vendors put it (content as text or as parts, `reasoning` and `reasoning_content`, refusals,
-tool names and arguments, transcripts), each text once. Where the shapes come from: OpenAI's API reference; llama.cpp (usage on the last chunk
+that takes what can be taken. So does one with a field that is not known: what a model wrote is output whatever it is called, so every text counts
+that NOT_OUTPUT does not name, each once (content as text or as parts, `reasoning` and `reasoning_content`, refusals, tool names and arguments,
+transcripts, and what vendors will think of). Where the shapes come from: OpenAI's API reference; llama.cpp (usage on the last chunk
 with choices, or on one without); vLLM (`{"object": "error"}`, cumulative usage on every chunk); Groq (`x_groq.usage`); xAI and Gemini (reasoning
 in the total only); DeepSeek (`prompt_cache_hit_tokens`); OpenRouter (errors inside choices, `reasoning_details`, `usage.cost`); Mistral (content
 as a list).
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import Raw, Struct
 
 from sluicegate.core.usage import Usage
 from sluicegate.dialects import usage
 from sluicegate.dialects.form import Delta, Failure
 
-_NOT_OUTPUT = frozenset({"type", "id", "index", "format", "signature", "data", "role", "annotations"})
+_NONE = Raw()
+
+# Fields that are known to hold no output, wherever in a choice, message, block or item they stand.
+NOT_OUTPUT = frozenset({
+    "role", "type", "format", "id", "call_id", "tool_use_id", "file_id", "item_id", "index", "object",  # what something is, and which one
+    "status", "error", "caller",  # how it went with it, and who runs it
+    "finish_reason", "native_finish_reason", "stop_reason", "matched_stop", "stop_sequence", "stop_details", "finish_details",  # why it ended
+    "logprobs", "prompt_logprobs", "top_logprobs", "token_ids", "prompt_token_ids", "token_id", "raw_output",  # the same tokens once more, the prompt
+    "content_filter_results", "content_filter_result", "content_filter_offsets",  # Azure's opinion of the output
+    "signature", "thought_signature", "encrypted_content", "obfuscation",  # proofs of thinking (Google's: thought_signature), padding
+    "annotations", "annotation", "citations", "citation", "search_results", "executed_tools", "all_retrieved_documents",  # what was found
+    "data", "images", "image_url", "b64_json", "partial_image_b64",  # encoded sound and pictures
+})  # fmt: skip
 
 
-class _Called(Struct, gc=False):
+class _Called(Struct, gc=False, forbid_unknown_fields=True):
     name: str | None = None
     arguments: str | None = None
     input: str | None = None
 
 
-class _Call(Struct, gc=False):
+class _Call(Struct, gc=False, forbid_unknown_fields=True):
+    index: Any = None
+    id: Any = None
+    type: Any = None
     function: _Called | None = None
     custom: _Called | None = None
 
 
-class _Audio(Struct, gc=False):
+class _Audio(Struct, gc=False, forbid_unknown_fields=True):
+    id: Any = None
+    data: Raw = _NONE
+    expires_at: Any = None
     transcript: str | None = None
 
 
-class _Output(Struct, gc=False):
-    """A delta, or a whole message."""
+class _Output(Struct, gc=False, forbid_unknown_fields=True):
+    """A delta, or a whole message. more: the texts of all other fields."""
 
+    role: Any = None
     content: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
@@ -48,14 +68,24 @@ class _Output(Struct, gc=False):
     tool_calls: list[_Call] | None = None
     function_call: _Called | None = None
     audio: _Audio | None = None
+    annotations: Raw = _NONE
+    more: str | None = None
 
 
-class _Choice(Struct, gc=False):
+class _Choice(Struct, gc=False, forbid_unknown_fields=True):
+    """In the order in which most send it, which is the cheapest."""
+
     index: int = 0
     delta: _Output | None = None
     message: _Output | None = None
+    logprobs: Raw = _NONE
     finish_reason: str | None = None
     error: Any = None
+    stop_reason: Any = None
+    token_ids: Raw = _NONE
+    content_filter_results: Raw = _NONE
+    native_finish_reason: Any = None
+    matched_stop: Any = None
 
 
 class Body(Struct, gc=False):
@@ -67,6 +97,8 @@ class Body(Struct, gc=False):
     error: Any = None
 
 
+_KNOWN = frozenset(_Output.__struct_fields__) - {"more"}
+
 decode_body = msgspec.json.Decoder(Body).decode
 _decode_any = msgspec.json.Decoder().decode
 
@@ -76,7 +108,9 @@ def read_choices(choices: list[_Choice]) -> tuple[list[Delta], list[tuple[int, s
     finishes = []
     failure = None
     for choice in choices:
-        output = choice.delta or choice.message
+        output = choice.delta
+        if choice.message is not None:
+            output = _said_by(choice)
         if output is not None:
             text, calls = _output(output)
             if text or calls:
@@ -88,6 +122,12 @@ def read_choices(choices: list[_Choice]) -> tuple[list[Delta], list[tuple[int, s
     return deltas, finishes, failure
 
 
+def _said_by(choice: _Choice) -> _Output | None:
+    """The delta, unless only the message says something. Perplexity repeats in each delta's message what was said so far, at the end, too."""
+    said = choice.delta is not None and (choice.finish_reason is not None or any(_output(choice.delta)))
+    return choice.delta if said else choice.message
+
+
 def _output(output: _Output) -> tuple[str, int]:
     """All output in it, each text once, and how many tool calls begin in it."""
     text = output.content or ""
@@ -96,16 +136,20 @@ def _output(output: _Output) -> tuple[str, int]:
         text += thought or ""
         if thought_2 and thought_2 != thought:
             text += thought_2
-    elif output.reasoning_details is not None:
-        text += "".join(strings(output.reasoning_details))
+    if output.reasoning_details:
+        details = "".join(strings(output.reasoning_details))
+        if details not in (thought, thought_2):
+            text += details
     if output.refusal:
         text += output.refusal
     if output.audio is not None:
         text += output.audio.transcript or ""
+    if output.more:
+        text += output.more
     if output.tool_calls is None and output.function_call is None:
         return text, 0
     calls = 0
-    called = [call.function or call.custom for call in output.tool_calls or ()]
+    called = [each for call in output.tool_calls or () for each in (call.function, call.custom)]
     for function in [*called, output.function_call]:
         if function is not None:
             calls += 1 if function.name else 0
@@ -124,7 +168,7 @@ def parse(data: bytes) -> tuple[Body | None, Any]:
             return body, None
         return body, _decode_any(data)
     except (ValueError, RecursionError):
-        loose = loosely(data)
+        loose = plainly(data)
     return (_tolerated(loose) if isinstance(loose, dict) else None), loose
 
 
@@ -134,6 +178,18 @@ def loosely(data: bytes) -> Any:
         return json.loads(data)
     except (ValueError, RecursionError):
         return None
+
+
+def plainly(data: bytes) -> Any:
+    """The same for one who only looks for texts: a number of thousands of digits is none of them, and no reason to see nothing."""
+    try:
+        return json.loads(data, parse_int=_number)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _number(digits: str) -> int | float:
+    return int(digits) if len(digits) < 400 else float(digits)
 
 
 def _tolerated(loose: dict[str, Any]) -> Body:
@@ -146,24 +202,26 @@ def _tolerated(loose: dict[str, Any]) -> Body:
 
 
 def _tolerated_choice(loose: dict[str, Any], place: int) -> _Choice:
-    index, finish = loose.get("index"), loose.get("finish_reason")
-    output = loose.get("delta")
-    if not output:
-        output = loose.get("message")
-    return _Choice(
-        int_or(index, place),
-        delta=_tolerated_output(output) if isinstance(output, dict) else None,
-        finish_reason=text_of(finish) or None,
-        error=loose.get("error"),
-    )
+    choice = _Choice(int_or(loose.get("index"), place), finish_reason=text_of(loose.get("finish_reason")) or None, error=loose.get("error"))
+    told: set[str] = set()
+    of = [name for name in ("delta", "message") if isinstance(loose.get(name), dict)]
+    for name in of:
+        setattr(choice, name, _tolerated_output(loose[name], told))
+    output = choice.delta = _said_by(choice) or _Output()
+    choice.message = None
+    output.more = (output.more or "") + others(loose, of, told)
+    return choice
 
 
-def _tolerated_output(loose: dict[str, Any]) -> _Output:
+def _tolerated_output(loose: dict[str, Any], told: set[str]) -> _Output:
     output = _Output()
     for name in ("content", "reasoning", "reasoning_content", "refusal"):
-        setattr(output, name, "".join(strings(loose.get(name))) or None)
+        text = "".join(strings(loose.get(name)))
+        told.add(text)
+        setattr(output, name, text or None)
     output.reasoning_details = loose.get("reasoning_details")
-    output.audio = _Audio("".join(strings(loose.get("audio"))))
+    output.more = others(loose, _KNOWN, told)
+    output.audio = _Audio(transcript="".join(strings(loose.get("audio"))))
     calls = loose.get("tool_calls")
     if calls:
         output.tool_calls = [_tolerated_call(call) for call in (calls if isinstance(calls, list) else [calls])]
@@ -173,11 +231,28 @@ def _tolerated_output(loose: dict[str, Any]) -> _Output:
 
 
 def _tolerated_call(loose: Any) -> _Call:
-    function = (loose.get("function") or loose.get("custom")) if isinstance(loose, dict) else loose
+    if not isinstance(loose, dict):
+        return _Call(function=_Called(None, "".join(strings(loose))))
+    of = "function" if loose.get("function") else "custom"
+    function, more = loose.get(of), others(loose, (of,), set())
     if not isinstance(function, dict):
-        return _Call(_Called(None, "".join(strings(function))))
+        return _Call(function=_Called(None, "".join(strings(function)) + more))
     arguments = [value if isinstance(value, str) else _json(value) for name, value in function.items() if name != "name" and value]
-    return _Call(_Called(text_of(function.get("name")), "".join(arguments)))
+    return _Call(function=_Called("".join(strings(function.get("name"))), "".join(arguments) + more))
+
+
+def others(loose: dict[str, Any], known: Collection[str], told: set[str]) -> str:
+    """Every text in the fields that are neither known nor no output, unless it was told, in another field or (from now on) here."""
+    found = []
+    left = [value for name, value in reversed(loose.items()) if name not in known and name not in NOT_OUTPUT]
+    while left:
+        value = left.pop()
+        if isinstance(value, dict):
+            left += [item for name, item in reversed(value.items()) if name not in NOT_OUTPUT]
+        elif value and (text := "".join(strings(value))) and text not in told:
+            told.add(text)
+            found.append(text)
+    return "".join(found)
 
 
 def strings(value: Any) -> Iterator[str]:
@@ -190,7 +265,7 @@ def strings(value: Any) -> Iterator[str]:
         elif isinstance(value, list):
             left += reversed(value)
         elif isinstance(value, dict):
-            left += reversed([item for name, item in value.items() if name not in _NOT_OUTPUT])
+            left += reversed([item for name, item in value.items() if name not in NOT_OUTPUT])
 
 
 def text_of(value: Any) -> str:

@@ -129,7 +129,7 @@ class StreamReader:
             event.kind = "error"
         elif body.choices is None and event.usage is None:
             event.kind = "other"
-        else:
+        if event.kind == "chunk" or body.choices:
             self._last = raw.data
         return event
 
@@ -214,7 +214,7 @@ def _untold() -> bytes:
 def _delta(message: Any) -> dict[str, Any]:
     """A whole message as a delta: without what is null, and with its calls numbered."""
     if not isinstance(message, dict):
-        return {}
+        return {"content": message} if message else {}
     delta = {name: value for name, value in message.items() if value is not None}
     calls = delta.get("tool_calls")
     if isinstance(calls, list):

@@ -2,8 +2,8 @@
 openai_completions_request.
 
 An answer is a chat's (openai_chat), but for where its text is: in the choice itself, and a chunk of a stream is an object of the same kind as a whole
-answer. So what is not a usual chunk is read as a chat's would be, and the text is added. Readers never raise, whatever an upstream sends. An echoed
-prompt is output as far as a reader knows: the meter tells it from the rest (core/meter.py).
+answer. So what is not a usual chunk is read as a chat's would be: there, a text in a choice is output, too. Readers never raise,
+whatever an upstream sends. An echoed prompt is output as far as a reader knows: the meter tells it from the rest (core/meter.py).
 """
 
 import json
@@ -11,12 +11,12 @@ from collections.abc import Iterable
 from typing import Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import Raw, Struct
 
 from sluicegate.core.usage import Usage
 from sluicegate.dialects import openai_chat
 from sluicegate.dialects.form import Answer, Delta, Event
-from sluicegate.dialects.openai_body import int_or, loosely, strings
+from sluicegate.dialects.openai_body import int_or, loosely
 from sluicegate.dialects.openai_chat import Head, write_error, write_event, write_stream_error
 from sluicegate.dialects.openai_completions_request import read_request, write_request
 from sluicegate.dialects.sse import RawEvent
@@ -31,17 +31,21 @@ STATUS: dict[str, int] = {}
 PATH = b"/completions"  # below a provider's base URL
 
 DONE = b"data: [DONE]\n\n"
-_TEXTS = ("text", "reasoning", "reasoning_content")
+_NONE = Raw()
 _encode = msgspec.json.Encoder().encode
 
 
-class _Choice(Struct, gc=False):
+class _Choice(Struct, gc=False, forbid_unknown_fields=True):
     text: str
     index: int = 0
+    logprobs: Raw = _NONE
+    finish_reason: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
-    finish_reason: str | None = None
     error: Any = None
+    stop_reason: Any = None
+    token_ids: Raw = _NONE
+    content_filter_results: Raw = _NONE
 
 
 class _Chunk(Struct, gc=False):
@@ -59,9 +63,7 @@ _decode = msgspec.json.Decoder(_Chunk).decode
 
 def read_answer(body: bytes) -> Answer:
     """A unary answer, or the body of an error status. Never raises."""
-    answer = openai_chat.read_answer(body)
-    answer.deltas += _texts(body)
-    return answer
+    return openai_chat.read_answer(body)
 
 
 class StreamReader(openai_chat.StreamReader):
@@ -80,10 +82,7 @@ class StreamReader(openai_chat.StreamReader):
                     return event
         except (ValueError, RecursionError):
             pass
-        other = super()._event(raw)
-        if other is not None and other.kind in ("chunk", "error"):
-            other.deltas = other.deltas + _texts(raw.data)
-        return other
+        return super()._event(raw)
 
 
 def _usual(raw: bytes, choices: list[_Choice]) -> Event | None:
@@ -100,20 +99,6 @@ def _usual(raw: bytes, choices: list[_Choice]) -> Event | None:
         if choice.finish_reason:
             finishes.append((choice.index, choice.finish_reason))
     return Event(raw, "chunk", deltas, finishes)
-
-
-def _texts(data: bytes) -> list[Delta]:
-    """The text of each choice, whatever else is in the object."""
-    parsed = loosely(data)
-    choices = parsed.get("choices") if isinstance(parsed, dict) else None
-    deltas = []
-    for place, choice in enumerate(choices if isinstance(choices, list) else ()):
-        if isinstance(choice, dict):
-            text, *thought = ["".join(strings(choice.get(name))) for name in _TEXTS]
-            text += _thought(*thought)
-            if text:
-                deltas.append(Delta(int_or(choice.get("index"), place), text))
-    return deltas
 
 
 def _thought(one: str, other: str) -> str:

@@ -2,7 +2,8 @@
 
 Readers never raise, whatever an upstream sends. Events pass as the bytes they came in. A stream ends with `response.completed` (or `incomplete`),
 which has the usage; there is no [DONE]. It is read as two events: what it says, without bytes, and the end. All that a model writes is output: texts,
-reasoning and its summaries, refusals, names and arguments of calls, of tools that the provider runs, too. Each text comes up to four times (in
+reasoning and its summaries, refusals, names and arguments of calls, of tools that the provider runs, too, and a text in any field that is not known
+to hold none, in an event, an item or a part. What such tools found is none. Each text comes up to four times (in
 deltas, at the end of its part, of its item, of the response) and is counted once.
 
 Vendors differ: Ollama and vLLM end a response that was cut with `response.completed`, so its status is what counts; some tell a text only at its end.
@@ -18,7 +19,7 @@ from msgspec import Raw, Struct
 from sluicegate.core.usage import Usage
 from sluicegate.dialects import openai_chat
 from sluicegate.dialects.form import Answer, Delta, Event, Failure
-from sluicegate.dialects.openai_body import bare_failure, failure_in, int_or, loosely, text_of
+from sluicegate.dialects.openai_body import bare_failure, failure_in, int_or, loosely, others, plainly, strings, text_of
 from sluicegate.dialects.openai_chat import write_error
 from sluicegate.dialects.openai_responses_output import BY_PART, KINDS, Events, Head, Kind, Output, Step, ended, told
 from sluicegate.dialects.openai_responses_request import read_request, write_request
@@ -41,12 +42,18 @@ _ENDS = frozenset(("response.completed", "response.incomplete", "response.failed
 _FINISHES = {"max_output_tokens": "length", "max_tokens": "length"}
 # Fields in which items have what a model wrote, beside the texts of their parts.
 _WRITTEN = ("name", "arguments", "input", "code", "action", "operation", "queries")
+# Fields of items that hold no output beside those of which this is true everywhere: what tools found, and where they run.
+_BESIDE = frozenset({"content", "summary", "output", "outputs", "results", "result", "tools", "server_label", "namespace", "phase", "size"})
+_BESIDE |= {"container_id", "approval_request_id", "pending_safety_checks", "environment", "quality", "background", "output_format", "created_by"}
+_OF_ITEM = _BESIDE.union(_WRITTEN)
+_FOUND = "_output"  # the end of the types of items that hold what a tool found
 
 
-class _Said(Struct, gc=False):
-    """An event."""
+class _Said(Struct, gc=False, forbid_unknown_fields=True):
+    """An event. more: the texts of all other fields."""
 
     type: str = ""
+    item_id: Any = None
     delta: str = ""
     output_index: int = 0
     content_index: int = 0
@@ -62,9 +69,20 @@ class _Said(Struct, gc=False):
     response: Raw = Raw()
     part: Any = None
     error: Any = None
+    logprobs: Raw = Raw()
+    obfuscation: Raw = Raw()
+    more: str = ""
+
+
+_OF_EVENT = frozenset(_Said.__struct_fields__) - {"more"}
+
+
+class _Response(Struct, gc=False):
+    output: list[Any] = []
 
 
 _decode = msgspec.json.Decoder(_Said).decode
+_decode_response = msgspec.json.Decoder(_Response).decode
 
 
 # -- reading ------------------------------------------------------------------------------------------------------------------------------
@@ -94,12 +112,13 @@ def _written(items: list[Any]) -> tuple[str, int]:
             if isinstance(parts, str):
                 texts.append(parts)
             for part in parts if isinstance(parts, list) else ():
-                if isinstance(part, dict):
-                    texts += [value for field in ("text", "refusal") if isinstance(value := part.get(field), str)]
-        if _is_call(item):
-            calls += 1
+                texts.append(others(part, (), set()) if isinstance(part, dict) else "".join(strings(part)))
+        call = _is_call(item)
+        calls += call
+        if not text_of(item.get("type")).endswith(_FOUND):
             values = [item[name] for name in _WRITTEN if item.get(name)]
             texts += [value if isinstance(value, str) else _json(value) for value in values]
+            texts.append(others(item, _OF_ITEM, set(texts)))
     return "".join(texts), calls
 
 
@@ -163,7 +182,7 @@ class StreamReader:
         except (ValueError, RecursionError):
             if not data or data.strip() in (b"[DONE]", b"null"):
                 return []
-            loose = loosely(data)
+            loose = plainly(data)
             if not isinstance(loose, dict):
                 return [Event(raw, "bad")]
             said = _tolerated(loose)
@@ -175,9 +194,14 @@ class StreamReader:
         return events
 
     def _read(self, type_: str, said: _Said, raw: bytes, data: bytes) -> list[Event]:
-        if said.delta and type_.endswith(".delta") and type_ != "response.audio.delta":
-            self._text(type_[:-6], said, said.delta)
-            return [Event(raw, "chunk", [Delta(0, said.delta)])]
+        if (said.delta or said.more) and type_.endswith(".delta") and type_ != "response.audio.delta":
+            if said.delta:
+                self._text(type_[:-6], said, said.delta)
+            if said.more:
+                self._count(said.output_index, type_, 0, len(said.more))
+            return [Event(raw, "chunk", [Delta(0, said.delta + said.more)])]
+        if type_ == "response.audio.delta":
+            return [Event(raw, "other")]
         if type_ == "error" or said.error is not None:
             return [_error(said, raw, data)]
         if type_.startswith("response.output_item."):
@@ -207,11 +231,11 @@ class StreamReader:
         return Event(raw, "chunk", [Delta(0, missing)])
 
     def _text_done(self, type_: str, said: _Said, raw: bytes) -> Event:
-        """The end of a text, if it is one."""
-        if not type_.endswith(".done"):
-            return Event(raw, "other")
-        name = type_[:-5]
-        event = self._whole(name, said, said.text or said.refusal or said.arguments or said.input or said.code or "", raw)
+        """The end of a text, or an event that is not known: what is new in it is output."""
+        name = type_.removesuffix(".done")
+        event = self._whole(name, said, (said.text or said.refusal or said.arguments or said.input or said.code or said.delta) + said.more, raw)
+        if name == type_:
+            return event
         kind = KINDS.get(name)
         if kind is not None:
             self._steps.append(Step("text_done", said.output_index, kind, _index(kind, said)))
@@ -220,22 +244,21 @@ class StreamReader:
     def _part(self, type_: str, said: _Said, part: dict[str, Any], raw: bytes) -> Event:
         kind = BY_PART.get(text_of(part.get("type")))
         if kind is None:
-            return Event(raw, "other")
-        event = self._whole(kind.name, said, text_of(part.get(kind.field)), raw)
+            return self._whole("part", said, text_of(others(part, (), set())), raw)
+        text = text_of(part.get(kind.field))
+        event = self._whole(kind.name, said, text + text_of(others(part, (kind.field,), {text})), raw)
         self._steps.append(Step("part_done" if type_.endswith(".done") else "part", said.output_index, kind, _index(kind, said)))
         return event
 
     def _item(self, type_: str, said: _Said, raw: bytes) -> Event:
-        """An item begins or ends: its name, and at its end what nothing else has said, is output."""
+        """An item begins or ends: what nothing else has said is output, but that arguments come in deltas, whatever the beginning says of them."""
         done = type_ == "response.output_item.done"
         index = said.output_index
         self._steps.append(Step("done" if done else "added", index, value=said.item))
         item = loosely(bytes(said.item))
         if not isinstance(item, dict):
             return Event(raw, "other")
-        text, calls = _written([item])
-        if not done:
-            text = text_of(item.get("name")) if calls else ""
+        text, calls = _written([item if done else {name: value for name, value in item.items() if name not in _WRITTEN[1:]}])
         text = text[self._in_items.get(index, 0) :]
         if index in self._called:
             calls = 0
@@ -249,21 +272,37 @@ class StreamReader:
         """The response begins, goes on or ends."""
         if type_ not in _ENDS:
             self._created = said.response
-            return [Event(raw, "other")]
+            return [self._going(said.response, raw)]
         response = loosely(bytes(said.response))
         if not isinstance(response, dict):
             return [Event(raw, "bad")]
         usage = read_usage(OPENAI_RESPONSES, response.get("usage"))
         failure = _failure(response) or (_UNNAMED if type_ in ("response.failed", "response.cancelled") else None)
+        deltas = self._missing(response.get("output"))
         if failure is not None:
-            return [Event(raw, "error", usage=usage, failure=failure)]
-        output = response.get("output")
-        text, calls = _written(output) if isinstance(output, list) and not (self._seen or self._called) else ("", 0)
-        deltas = [Delta(0, text, calls)] if text or calls else []
+            return [Event(raw, "error", deltas, usage=usage, failure=failure)]
         finish = _finish(response if type_ != "response.incomplete" else response | {"status": "incomplete"})
         if finish == "stop" and self._called_back():
             finish = "tool_calls"
         return [Event(b"", "chunk", deltas, [(0, finish)], usage), Event(raw, "done")]
+
+    def _going(self, response: Raw, raw: bytes) -> Event:
+        """What it says of the response so far, where it says anything."""
+        try:
+            output: Any = _decode_response(response).output
+        except (ValueError, RecursionError):
+            loose = plainly(bytes(response))
+            output = loose.get("output") if isinstance(loose, dict) else None
+        deltas = self._missing(output) if output else []
+        return Event(raw, "chunk" if deltas else "other", deltas)
+
+    def _missing(self, output: Any) -> list[Delta]:
+        """What a whole response has beyond all that was told before: the order is that of the items, so it is the end of it."""
+        text, calls = _written(output) if isinstance(output, list) else ("", 0)
+        text, calls = text[sum(self._in_items.values()) :], 0 if self._called or self._in_items else calls
+        if text:
+            self._count(-1, "", 0, len(text))
+        return [Delta(0, text, calls)] if text or calls else []
 
     def _called_back(self) -> bool:
         """Whether the client is asked to run a tool, where the last event does not repeat the output."""
@@ -280,8 +319,12 @@ def _index(kind: Kind | None, said: _Said) -> int:
 def _tolerated(loose: dict[str, Any]) -> _Said:
     """What can be taken of an event in which something has a wrong type."""
     said = _Said(part=loose.get("part"), error=loose.get("error"))
+    told = set()
     for name in ("type", "delta", "text", "refusal", "arguments", "input", "code", "message"):
-        setattr(said, name, text_of(loose.get(name)))
+        text = text_of("".join(strings(loose.get(name))))
+        setattr(said, name, text)
+        told.add(text)
+    said.more = text_of(others(loose, _OF_EVENT, told))
     for name in ("output_index", "content_index", "summary_index", "sequence_number"):
         setattr(said, name, int_or(loose.get(name), 0))
     for name in ("item", "response"):

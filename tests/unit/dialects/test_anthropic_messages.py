@@ -122,6 +122,40 @@ REASONS = [
 ]  # fmt: skip
 
 
+UNKNOWN: list[tuple[dict[str, Any], str]] = [
+    ({"type": "foo", "foo": " word"}, " word"),
+    ({"type": "text", "text": "abc", "foo": {"bar": [" one", {"baz": " two"}]}, "copy": "abc"}, "abc one two"),
+    ({"type": "compaction", "content": "in short"}, "in short"),
+    ({"type": "foo", "name": "f", "input": {"q": 1}}, 'f{"q": 1}'),
+    ({"more": {"x": " word"}}, " word"),
+    ({"type": "text", "text": "abc", "citations": [{"cited_text": "source"}], "cache_control": None}, "abc"),
+    ({"type": "mcp_tool_use", "id": "t", "name": "f", "server_name": "s", "input": {}}, "f"),
+    ({"type": "bash_code_execution_tool_result", "tool_use_id": "t", "content": {"stdout": "found"}, "name": "n"}, ""),
+]
+
+
+@pytest.mark.parametrize(("block", "text"), UNKNOWN)
+def test_a_text_in_a_field_that_is_not_known_is_output(block: dict[str, Any], text: str) -> None:
+    """In a block, whole or as it begins, whatever it is called, once; citations, and what a tool of the provider's found, are none."""
+    for deltas in (read_answer(message(block)).deltas, read(start(0, block))[0].deltas):
+        assert "".join([delta.text for delta in deltas]) == text
+
+
+def test_a_text_in_a_change_that_is_not_known_is_output() -> None:
+    """The same of what is added to a block, wherever the event has it, and of a message's own fields."""
+    foo, nested, cited = read(
+        change(0, type="foo_delta", foo=" word"),
+        change(0, type="text_delta", text="a", x={"y": [" b", "a"]}),
+        change(0, type="citations_delta", citation={"cited_text": "source"}),
+    )
+    assert (foo.deltas, nested.deltas, cited.deltas) == ([Delta(0, " word")], [Delta(0, "a ba")], [])
+    assert read(event("content_block_delta", index=0, content_block={"foo": " word"}))[0].deltas == [Delta(0, " word")]
+    end = {"stop_reason": "refusal", "stop_details": {"explanation": "no"}, "container": {"id": "c"}}
+    assert read(event("message_delta", delta=end))[0].deltas == []
+    beside = {"role": "assistant", "type": "message", "container": {"expires_at": "x"}, "stop_details": None}
+    assert read_answer(message(TEXT, foo=" word", **beside)).deltas == [Delta(0, "abc word")]
+
+
 @pytest.mark.parametrize(("theirs", "ours"), REASONS)
 def test_case_69_stop_reasons(theirs: str, ours: str) -> None:
     """Each has its own meaning; one that is not known is passed on, never taken for success."""

@@ -45,6 +45,26 @@ def test_output_is_counted_once_wherever_it_is(message: Any, text: str, calls: i
 
 
 @pytest.mark.parametrize(
+    ("message", "text"),
+    [
+        ({"content": "", "reasoning": " word"}, " word"),
+        ({"content": "c", "foo": {"bar": [" one", {"baz": " two"}]}, "copy": "c"}, "c one two"),
+        ({"more": {"x": " word"}}, " word"),
+        ({"content": "c", "role": "assistant", "images": ["AAAA"], "tool_calls": None}, "c"),
+        (
+            {"tool_calls": [{"id": "i", "type": "function", "foo": " a", "function": {"index": 0, "name": "f", "arguments": {}, "bar": " b"}}]},
+            "f{} a b",
+        ),
+        ({"tool_calls": [{"foo": " a"}]}, " a"),
+    ],
+)
+def test_a_text_in_a_field_that_is_not_known_is_output(message: Any, text: str) -> None:
+    """Whatever it is called, once; roles, ids and pictures are none."""
+    (event,) = read(line(message))
+    assert [delta.text for delta in event.deltas] == [delta.text for delta in read_answer(line(message, done=True)).deltas] == [text]
+
+
+@pytest.mark.parametrize(
     ("counts", "want"),
     [
         ({"prompt_eval_count": 26, "eval_count": 3}, Usage(26, 3)),

@@ -76,6 +76,69 @@ def test_output_is_counted_once_wherever_it_is(output: Any, text: str, calls: in
     assert read_answer(answer(output)).deltas == want
 
 
+UNKNOWN: list[tuple[dict[str, Any], str]] = [
+    ({"thinking": " word"}, " word"),
+    ({"foo": {"bar": [" one", {"baz": " two"}], "n": 5}}, " one two"),
+    ({"content": "c", "foo": " word"}, "c word"),
+    ({"content": "c", "copy": "c", "again": {"deep": "c"}}, "c"),
+    ({"foo": " word", "bar": " word"}, " word"),
+    ({"reasoning": "r", "reasoning_details": [{"type": "reasoning.text", "text": "more"}]}, "rmore"),
+    ({"audio": {"id": "a", "expires_at": 5, "data": "QUJD", "transcript": "said", "foo": " word"}}, "said word"),
+    ({"more": {"x": " word"}}, " word"),
+]
+
+
+@pytest.mark.parametrize(("output", "text"), UNKNOWN)
+def test_a_text_in_a_field_that_is_not_known_is_output(output: dict[str, Any], text: str) -> None:
+    """Whatever it is called and however deep it is, in a delta, in a message or beside them in the choice; each text once."""
+    (event,) = events_of(chunk(output))
+    assert event.deltas == read_answer(answer(output)).deltas == [Delta(0, text)]
+    (event,) = events_of({"choices": [{"index": 0, "delta": {"role": "assistant"}, "beside": output}]})
+    assert event.deltas == [Delta(0, text)]
+
+
+def test_a_number_that_is_too_long_hides_no_text() -> None:
+    """Thousands of digits in a field that is not known: the rest is read."""
+    (event,) = StreamReader().feed(b'data: {"choices":[{"index":0,"delta":{"content":"a","n":%b,"foo":" word"}}]}\n\n' % (b"9" * 5000))
+    assert event.deltas == [Delta(0, "a word")]
+
+
+def test_a_text_in_a_call_that_is_not_known_is_output() -> None:
+    """Beside the function and inside it; a proof of thinking is none."""
+    call = {"index": 0, "id": "i", "type": "function", "function": {"name": "f", "arguments": "{}", "foo": " in"}, "bar": " beside"}
+    proof = {"extra_content": {"google": {"thought_signature": "proof"}}}
+    assert read_answer(answer({"tool_calls": [call | proof]})).deltas == [Delta(0, "f{} in beside", 1)]
+    both = {"function": {"name": "f", "arguments": "{}"}, "custom": {"name": "g", "input": "x"}}
+    assert read_answer(answer({"tool_calls": [both]})).deltas == [Delta(0, "f{}gx", 2)]
+
+
+def test_what_only_the_message_of_a_chunk_says_is_output() -> None:
+    """Some repeat in it, beside each delta, all that was said so far: then it is none, at the end, where the delta is empty, neither."""
+    (event,) = events_of({"choices": [{"index": 0, "delta": {"role": "assistant"}, "message": {"content": " word"}}]})
+    assert event.deltas == [Delta(0, " word")]
+    repeated = {"role": "assistant", "content": "so far"}
+    choice = {"index": 0, "delta": {"content": "far"}, "message": repeated}
+    first, last = events_of({"choices": [choice]}, {"choices": [choice | {"delta": {"content": ""}, "finish_reason": "stop"}]})
+    assert (first.deltas, last.deltas) == ([Delta(0, "far")], [])
+
+
+def test_what_vendors_say_beside_output_is_none() -> None:
+    """Log probabilities, tokens by number, Azure's filters, reasons of an end under other names, proofs, pictures, citations, what tools found."""
+    beside = {
+        "logprobs": {"content": [{"token": "c", "bytes": [99], "top_logprobs": [{"token": "d"}]}]}, "token_ids": [1, 2], "prompt_token_ids": [3],
+        "content_filter_results": {"hate": {"filtered": False, "severity": "safe"}}, "content_filter_offsets": {"check_offset": 4},
+        "stop_reason": "x", "matched_stop": "y", "native_finish_reason": "STOP", "seed": 5,
+    }  # fmt: skip
+    output = {
+        "role": "assistant", "content": "c", "annotations": [{"type": "url_citation", "url_citation": {"url": "u", "title": "t"}}],
+        "images": [{"type": "image_url", "image_url": {"url": "AAAA"}}], "signature": "s", "extra_content": {"google": {"thought_signature": "p"}},
+        "executed_tools": [{"type": "search", "output": "found"}], "citations": ["u"], "token_id": 12,
+    }  # fmt: skip
+    top = {"system_fingerprint": "f", "obfuscation": "abc", "prompt_filter_results": [{"prompt_index": 0}], "usage": None, "service_tier": "default"}
+    (event,) = events_of({"choices": [{"index": 0, "delta": output, **beside}], **top})
+    assert event.deltas == [Delta(0, "c")]
+
+
 def test_choices_and_finishes() -> None:
     """Each choice has its own output and finish; a missing or odd index is its place."""
     choices = [

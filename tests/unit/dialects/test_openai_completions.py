@@ -49,6 +49,25 @@ def test_output_is_counted_once_wherever_it_is(text: Any, rest: dict[str, Any], 
     assert (event.kind, event.deltas, read_answer(data).deltas) == ("chunk", deltas, deltas)
 
 
+@pytest.mark.parametrize(
+    ("rest", "want"),
+    [
+        ({"thinking": " word"}, "c word"),
+        ({"foo": {"bar": [" one", " two"]}}, "c one two"),
+        ({"foo": "c"}, "c"),
+        (
+            {"prompt_logprobs": [{"5": {"decoded_token": "x"}}], "prompt_token_ids": [5], "content_filter_results": {"hate": {"severity": "safe"}}},
+            "c",
+        ),
+    ],
+)
+def test_a_text_in_a_field_that_is_not_known_is_output(rest: dict[str, Any], want: str) -> None:
+    """Whatever it is called; what is known to be none is none."""
+    data = answer(choice("c", **rest))
+    (event,) = events_of(data)
+    assert event.deltas == read_answer(data).deltas == [Delta(0, want)]
+
+
 def test_choices_and_finishes() -> None:
     """Each choice has its own output and finish; a missing or odd index is its place."""
     data = answer(choice("a", 1, "stop"), choice("b", 0, "length"))

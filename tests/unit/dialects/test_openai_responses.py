@@ -100,6 +100,45 @@ def test_output_is_counted_once_wherever_it_is(output: list[Any], text_: str, ca
     assert (sum(len(delta.text) for delta in told), sum(delta.tool_calls for delta in told)) == (len(text_), calls)
 
 
+_AT = {"item_id": "msg_1", "output_index": 0, "content_index": 0}
+UNKNOWN: list[tuple[dict[str, Any], str]] = [
+    ({"type": "response.foo.delta", "delta": {"text": " word"}}, " word"),
+    ({"type": "response.foo.delta", "delta": " word", "copy": " word"}, " word"),
+    ({"type": "response.output_text.delta", **_AT, "delta": "a", "foo": {"bar": [" b", " c"]}, "logprobs": [], "obfuscation": "xyz"}, "a b c"),
+    ({"type": "response.output_text.delta", **_AT, "delta": "", "foo": " word"}, " word"),
+    ({"type": "response.foo", "bar": " word"}, " word"),
+    ({"type": "response.foo", "delta": " word"}, " word"),
+    ({"type": "response.output_text.done", **_AT, "text": "a", "foo": " b"}, "a b"),
+    ({"type": "response.content_part.added", **_AT, "part": {"type": "foo", "foo": " word"}}, " word"),
+    ({"type": "response.content_part.done", **_AT, "part": {"type": "output_text", "text": "a", "foo": " b", "annotations": [{"url": "u"}]}}, "a b"),
+    ({"type": "response.output_item.added", "output_index": 0, "item": MESSAGE | {"foo": " word"}}, " word"),
+    ({"type": "response.output_item.done", "output_index": 0, "item": text("a", foo=" b", phase="final")}, "a b"),
+    ({"type": "response.in_progress", "response": response(text(" word"))}, " word"),
+    ({"type": "response.completed", "response": response(text("a", foo=" b"))}, "a b"),
+    ({"type": "response.failed", "response": response(text(" word"), status="failed")}, " word"),
+    ({"type": "response.output_text.annotation.added", **_AT, "annotation_index": 0, "annotation": {"type": "url_citation", "title": "t"}}, ""),
+    ({"type": "response.image_generation_call.partial_image", **_AT, "partial_image_index": 0, "partial_image_b64": "QUJD"}, ""),
+    ({"type": "response.audio.delta", "delta": "QUJD"}, ""),
+    ({"type": "response.output_item.done", "output_index": 0, "item": {"type": "function_call_output", "call_id": "c", "output": "found"}}, ""),
+    ({"type": "response.web_search_call.searching", "item_id": "w", "output_index": 0}, ""),
+]
+
+
+@pytest.mark.parametrize(("event", "text_"), UNKNOWN)
+def test_a_text_in_a_field_that_is_not_known_is_output(event: dict[str, Any], text_: str) -> None:
+    """In an event, an item or a part, whatever it is called, once; citations, pictures, sound and what tools found are none."""
+    told = [delta.text for each in StreamReader().feed(stream(event)) for delta in each.deltas]
+    assert "".join(told) == text_
+
+
+def test_a_whole_item_with_fields_that_are_not_known() -> None:
+    """The same of a whole answer."""
+    answer = read_answer(
+        body(text("a", foo=" b"), MESSAGE | {"content": [{"type": "new", "x": {"y": " c"}}, " d"]}, {"type": "compaction", "z": " e"})
+    )
+    assert answer.deltas == [Delta(0, "a b c d e")]
+
+
 @pytest.mark.parametrize(
     ("fields", "output", "finish"),
     [
