@@ -88,6 +88,18 @@ async def test_case_46_an_account_that_is_no_good_is_left_alone(tmp_path: Path, 
         assert await tries(bench) == "200 second/two:200"
 
 
+async def test_a_route_whose_accounts_are_no_good_is_unavailable_and_not_limited(tmp_path: Path) -> None:
+    """The first client gets a 502, the next ones, for whom nobody is asked, a 503 that says when it is tried again."""
+    async with running(tmp_path, more=resilience(retries=2), **ROUTE) as bench:
+        for model in ("one", "two"):
+            bench.mock.fault(count=1, model=model, status=402)
+        answer = await bench.chat(model="two")
+        assert (answer.status, answer.code) == (502, "upstream_error")
+        answer = await bench.chat(model="two")
+        assert (answer.status, answer.code) == (503, "upstream_unavailable") and int(answer.headers["retry-after"]) >= 1
+        assert len(bench.mock.calls) == 2
+
+
 @pytest.mark.parametrize("status", [400, 404, 413, 422])
 async def test_case_42_the_callers_faults_open_no_breaker(tmp_path: Path, status: int) -> None:
     """Told unchanged, tried nowhere else, and counted by nobody."""
