@@ -126,7 +126,7 @@ async def test_errors_about_messages_are_anthropics(stage: Stage, path: str, met
 @pytest.mark.parametrize("path", [
     "/", "/v1", "/v1/", "/v1/chat/completions/", "/v1/moderations", "/v1/rerank", "/v1/responses/resp_1", "/v1/images/generations",
     "/v1/files", "/v1/batches", "/v1/audio/speech", "/openai/v1/chat/completions", "/chat/completions", "/v1/realtime", "/V1/CHAT/COMPLETIONS",
-    "/v1/models/chat", "/v1/messages/batches", "/../v1/chat/completions", "/v1/chat/completions\x00", "/é" * 1000,
+    "/v1/models/chat", "/v1/messages/batches", "/../v1/chat/completions", "/v1/chat%2fcompletions", "/v1/chat/completions\x00", "/é" * 1000,
 ])  # fmt: skip
 @pytest.mark.parametrize("method", ["GET", "POST"])
 async def test_case_4_what_is_not_metered_does_not_exist(stage: Stage, path: str, method: str) -> None:
