@@ -57,7 +57,7 @@ class _Audio(Struct, gc=False, forbid_unknown_fields=True):
 
 
 class _Output(Struct, gc=False, forbid_unknown_fields=True):
-    """A delta, or a whole message. more: the texts of all other fields."""
+    """A delta, or a whole message. content: the texts of fields that are not known, too."""
 
     role: Any = None
     content: str | None = None
@@ -69,7 +69,6 @@ class _Output(Struct, gc=False, forbid_unknown_fields=True):
     function_call: _Called | None = None
     audio: _Audio | None = None
     annotations: Raw = _NONE
-    more: str | None = None
 
 
 class _Choice(Struct, gc=False, forbid_unknown_fields=True):
@@ -97,7 +96,7 @@ class Body(Struct, gc=False):
     error: Any = None
 
 
-_KNOWN = frozenset(_Output.__struct_fields__) - {"more"}
+_KNOWN = frozenset(_Output.__struct_fields__)
 
 decode_body = msgspec.json.Decoder(Body).decode
 _decode_any = msgspec.json.Decoder().decode
@@ -144,8 +143,6 @@ def _output(output: _Output) -> tuple[str, int]:
         text += output.refusal
     if output.audio is not None:
         text += output.audio.transcript or ""
-    if output.more:
-        text += output.more
     if output.tool_calls is None and output.function_call is None:
         return text, 0
     calls = 0
@@ -209,7 +206,7 @@ def _tolerated_choice(loose: dict[str, Any], place: int) -> _Choice:
         setattr(choice, name, _tolerated_output(loose[name], told))
     output = choice.delta = _said_by(choice) or _Output()
     choice.message = None
-    output.more = (output.more or "") + others(loose, of, told)
+    output.content = (output.content or "") + others(loose, of, told)
     return choice
 
 
@@ -220,7 +217,7 @@ def _tolerated_output(loose: dict[str, Any], told: set[str]) -> _Output:
         told.add(text)
         setattr(output, name, text or None)
     output.reasoning_details = loose.get("reasoning_details")
-    output.more = others(loose, _KNOWN, told)
+    output.content = (output.content or "") + others(loose, _KNOWN, told)
     output.audio = _Audio(transcript="".join(strings(loose.get("audio"))))
     calls = loose.get("tool_calls")
     if calls:
