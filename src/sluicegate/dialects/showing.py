@@ -10,18 +10,18 @@ from collections.abc import Mapping
 
 from msgspec import Raw
 
-# Whose values steer what is said, not what of it is shown. Names are those of OpenAI's API, vLLM and llama.cpp.
+# Whose values steer what is said, not what of it is shown. Names are those of OpenAI's API, vLLM and llama.cpp. Not among them: what can make a model
+# say special tokens, which are billed and shown as nothing (`logit_bias`, `ignore_eos`, `allowed_token_ids`).
 _STEERING = frozenset((
-    "allowed_token_ids", "bad_words", "best_of", "cache_prompt", "cache_salt", "chat_template_kwargs", "dry_allowed_length", "dry_base",
-    "dry_multiplier", "echo", "frequency_penalty", "function_call", "functions", "grammar", "guided_choice", "guided_grammar", "guided_json",
-    "guided_regex", "id_slot", "ignore_eos", "input", "instructions", "json_schema", "length_penalty", "logit_bias", "logprobs",
-    "max_completion_tokens", "max_new_tokens", "max_output_tokens", "max_tokens", "max_tool_calls", "messages", "metadata", "min_p",
-    "min_tokens", "mirostat", "mirostat_eta", "mirostat_tau", "modalities", "model", "n", "n_cmpl", "n_predict", "output_config",
-    "parallel_tool_calls", "prediction", "presence_penalty", "priority", "prompt", "prompt_cache_key", "prompt_cache_retention",
-    "reasoning_effort", "repeat_last_n", "repeat_penalty", "repetition_penalty", "response_format", "safety_identifier", "seed",
-    "service_tier", "skip_special_tokens", "stop", "stop_sequences", "stop_token_ids", "store", "stream", "stream_options",
-    "structured_outputs", "suffix", "system", "temperature", "text", "tool_choice", "tools", "top_k", "top_logprobs", "top_p", "truncation",
-    "typical_p", "user", "verbosity",
+    "bad_words", "best_of", "cache_prompt", "cache_salt", "chat_template_kwargs", "dry_allowed_length", "dry_base", "dry_multiplier", "echo",
+    "frequency_penalty", "function_call", "functions", "grammar", "guided_choice", "guided_grammar", "guided_json", "guided_regex", "id_slot",
+    "input", "instructions", "json_schema", "length_penalty", "logprobs", "max_completion_tokens", "max_new_tokens", "max_output_tokens",
+    "max_tokens", "max_tool_calls", "messages", "metadata", "min_p", "min_tokens", "mirostat", "mirostat_eta", "mirostat_tau", "modalities",
+    "model", "n", "n_cmpl", "n_predict", "output_config", "parallel_tool_calls", "prediction", "presence_penalty", "priority", "prompt",
+    "prompt_cache_key", "prompt_cache_retention", "reasoning_effort", "repeat_last_n", "repeat_penalty", "repetition_penalty",
+    "response_format", "safety_identifier", "seed", "service_tier", "stop", "stop_sequences", "stop_token_ids", "store", "stream",
+    "stream_options", "structured_outputs", "suffix", "system", "temperature", "text", "tool_choice", "tools", "top_k", "top_logprobs",
+    "top_p", "truncation", "typical_p", "user", "verbosity",
 ))  # fmt: skip
 _NOT_SAID = (b"null", b"{}")
 
