@@ -78,10 +78,7 @@ class Surface:
             assert handler is not None
             await handler(exchange)
         except Reject as rejected:
-            if exchange.path.startswith(_MESSAGES):
-                _answer_reject_as(anthropic_messages, exchange, rejected)
-            else:
-                answer_reject(exchange, rejected)
+            _answer_reject(anthropic_messages if exchange.path.startswith(_MESSAGES) else openai_chat, exchange, rejected)
         except ClientGone:
             exchange.abort()
 
@@ -175,13 +172,7 @@ def answer(exchange: Exchange, status: int, body: Any, headers: reject.Headers =
     exchange.finish(data)
 
 
-def answer_reject(exchange: Exchange, rejected: Reject) -> None:
-    """A JSON error in OpenAI's shape, for paths that belong to no dialect."""
-    error = {"message": rejected.message, "type": rejected.type, "param": rejected.param, "code": rejected.code}
-    answer(exchange, rejected.status, {"error": error}, rejected.headers)
-
-
-def _answer_reject_as(dialect: Dialect, exchange: Exchange, rejected: Reject) -> None:
+def _answer_reject(dialect: Dialect, exchange: Exchange, rejected: Reject) -> None:
     """A JSON error in a dialect's shape."""
     data = dialect.write_error(rejected.status, rejected.message, rejected.type, rejected.param, rejected.code, None)
     exchange.start(rejected.status, [_JSON, *rejected.headers], len(data))

@@ -33,7 +33,7 @@ from sluicegate.dialects.anthropic_body import (
 from sluicegate.dialects.anthropic_request import read_count, read_request, write_request
 from sluicegate.dialects.form import Answer, Delta, Event, Failure
 from sluicegate.dialects.openai_body import loosely, plainly
-from sluicegate.dialects.sse import RawEvent, Reader
+from sluicegate.dialects.sse import RawEvent, Reader, ended
 
 __all__ = [
     "NAME", "NO_BLOCK", "PATH", "STATUS", "Head", "StreamReader", "event_bytes", "read_answer", "read_count", "read_request", "start_of", "streamed",
@@ -96,8 +96,7 @@ class StreamReader:
         for raw in self._reader.end():
             event = self._event(raw)
             if event is not None:
-                if not raw.raw.endswith((b"\r\r", b"\n\r")):
-                    event.raw = raw.raw.rstrip(b"\r\n") + b"\n\n"
+                event.raw = ended(raw.raw)
                 events.append(event)
         return events
 

@@ -15,7 +15,7 @@ from sluicegate.core.usage import Usage
 from sluicegate.dialects.form import Answer, Event, Failure
 from sluicegate.dialects.openai_body import Body, bare_failure, decode_body, failure_in, int_or, loosely, parse, read_choices, text_of, usage_of
 from sluicegate.dialects.openai_request import read_request, write_request
-from sluicegate.dialects.sse import RawEvent, Reader
+from sluicegate.dialects.sse import RawEvent, Reader, ended
 
 __all__ = [
     "DONE", "NAME", "PATH", "STATUS", "Head", "StreamReader", "read_answer", "read_request", "streamed",
@@ -83,8 +83,7 @@ class StreamReader:
         for raw in self._reader.end():
             event = self._event(raw)
             if event is not None:
-                if not raw.raw.endswith((b"\r\r", b"\n\r")):
-                    event.raw = raw.raw.rstrip(b"\r\n") + b"\n\n"
+                event.raw = ended(raw.raw)
                 events.append(event)
         return events
 

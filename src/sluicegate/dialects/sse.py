@@ -134,3 +134,8 @@ def _end(data: bytes, look: int, cr: bool) -> int:
         return blank.end() if blank is not None else 0
     found = data.find(b"\n\n", look)
     return found + 2 if found >= 0 else 0
+
+
+def ended(raw: bytes) -> bytes:
+    """The last event of an answer with the blank line that it lacks."""
+    return raw if raw.endswith((b"\r\r", b"\n\r")) else raw.rstrip(b"\r\n") + b"\n\n"
