@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from sluicegate.config.fields import ConfigError
 from sluicegate.config.load import load_text
-from sluicegate.config.schema import ConfigError
 from support_inloop import PROMPT, Bench, config_text, fresh_redis, request, running
 
 LIMITS = "[2000 tokens/day, $1/day, 5000 tokens/minute, 4 concurrent]"

@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from sluicegate.config import schema
+from sluicegate.config.fields import Path, show_path
 from sluicegate.config.load import Loaded
 from sluicegate.core.counters import name, scope_name
 from sluicegate.core.limits import Limit, Unit, show_amount, show_period, show_share, show_window
@@ -149,8 +150,8 @@ def _reaching(policy: Policy, deployment_id: str) -> tuple[frozenset[str], list[
 
 
 def _plain_keys(config: schema.Config) -> Iterator[str]:
-    def below(tenant: schema.Tenant, path: schema.Path) -> Iterator[str]:
-        yield from (schema.show_path((*path, "keys", i)) for i, key in enumerate(tenant.keys) if key.is_plain)
+    def below(tenant: schema.Tenant, path: Path) -> Iterator[str]:
+        yield from (show_path((*path, "keys", i)) for i, key in enumerate(tenant.keys) if key.is_plain)
         for child, one in tenant.children.items():
             yield from below(one, (*path, "children", child))
 

@@ -21,7 +21,8 @@ from ruamel.yaml.error import YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode
 
 from sluicegate.config.compile import compile_policy
-from sluicegate.config.schema import Config, ConfigError, FromEnv, Path, Problem
+from sluicegate.config.fields import ConfigError, FromEnv, Path, Problem
+from sluicegate.config.schema import Config
 from sluicegate.core.limits import LimitError
 from sluicegate.core.tenants import Policy
 
