@@ -15,35 +15,27 @@ import structlog
 
 from sluicegate import answers, reject
 from sluicegate.auth import Credentials
-from sluicegate.core import classify
-from sluicegate.core.claims import Extension, Reply, Swept
-from sluicegate.core.classify import Outcome
+from sluicegate.calling import Calls
+from sluicegate.core.claims import Swept
 from sluicegate.core.estimate import Learned
-from sluicegate.core.meter import EchoMeter, EventMeter, Meter, sends_each_token
 from sluicegate.core.plan import Plan, Plans
 from sluicegate.core.record import Record
 from sluicegate.core.standing import Permit, Standing
 from sluicegate.core.tenants import Deployment, Key, Policy
 from sluicegate.core.waits import LIMITS_TOLD, spent_ms
 from sluicegate.dialects.content import Inexpressible
-from sluicegate.dialects.form import BadRequest, Request, Target
-from sluicegate.dialects.registry import between
-from sluicegate.growth import Growth, Pace
+from sluicegate.dialects.form import BadRequest, Request
 from sluicegate.holding import Holding
 from sluicegate.http.exchange import BodyTooLarge, ClientGone, Exchange
-from sluicegate.http.upstream import Pool, UpstreamError, read_all
+from sluicegate.http.upstream import Pool
 from sluicegate.ledger.contract import Ledger, LedgerRecovering, LedgerUnavailable
 from sluicegate.observe.notices import Notices
 from sluicegate.outbox import Outbox
-from sluicegate.providers import forwarded
 from sluicegate.reject import Reject
 from sluicegate.relay import Relay
 from sluicegate.standings import Standings
 from sluicegate.trip import Attempt, Dialect, Trip
 
-ERROR_BODY_MAX = 1 << 20
-ANSWER_MAX = 64 << 20
-STREAMS = (b"text/event-stream", b"application/x-ndjson")  # content types
 UPSTREAM_REST_S = 1.0  # for the end of an answer that is complete, so that its connection can be reused
 
 log = structlog.get_logger("gateway")
@@ -76,7 +68,7 @@ class Gateway:
         self._notices = notices
         self.identify = Credentials(policy.keys).identify
         self._ledger = ledger
-        self._pools = pools
+        self.calls = Calls(pools, ledger, learned, clock, time_ms)
         self._learned = learned
         self._observers = observers
         self._new_id = new_id
@@ -174,7 +166,7 @@ class Gateway:
             trip.tries += 1
             try:
                 attempt = await self.holding.take(trip, trip.tries, deployment, plan, request)
-                outcome = await self._call(trip, attempt, request)
+                outcome = await self.calls.call(trip, attempt, request)
             except Reject as refused:
                 standing.report(permit, "void", self._clock())
                 return refused
@@ -231,118 +223,6 @@ class Gateway:
             raise reject.body_too_large(self._max_body_bytes) from None
         return figures.input_bound if request.unbounded else figures.input_estimate
 
-    # -- call -----------------------------------------------------------------------------------------------------------------------------
-
-    async def _call(self, trip: Trip, attempt: Attempt, request: Request) -> Outcome | None:
-        """Sends the request and reads until there is an answer to deliver (None), or it is clear that there will be none."""
-        deployment, provider = attempt.deployment, attempt.deployment.provider
-        covered = attempt.figures.want if attempt.extends else attempt.granted
-        attempt.cap = attempt.figures.cap(covered) if covered else None
-        attempt.via, path = trip.dialect, deployment.path(trip.dialect.NAME)
-        if path is None:
-            attempt.via = between(trip.dialect.NAME, provider.dialect, request, trip.request_id, trip.time_ms // 1000)
-            path = deployment.path(provider.dialect)
-            assert path is not None
-        body = attempt.via.write_request(request, _target(trip, attempt))
-        headers = forwarded(provider, trip.exchange.headers)
-        call = attempt.call = self._pools[provider.name].begin(b"POST", path, headers, body, trip.timeouts)
-        attempt.billed = "unknown"  # until something is known, however this ends
-        trip.exchange.on_gone = attempt.client_left
-        started = self._clock()
-        try:
-            await call.start()
-            if request.stream and call.status == 200 and call.headers.get(b"content-type", b"").lower().startswith(STREAMS):
-                outcome = await self._first_output(trip, attempt, request)
-            else:
-                outcome = await self._whole_answer(trip, attempt, request)
-        except UpstreamError as error:
-            outcome = classify.broken(error.reason, error.written)
-        except BaseException:
-            call.close()
-            raise
-        trip.called(attempt, "200" if outcome is None else outcome.name, started, self._clock())
-        if outcome is not None:
-            call.close()
-            attempt.billed = outcome.billed
-        return outcome
-
-    async def _first_output(self, trip: Trip, attempt: Attempt, request: Request, *, whole: bool = False) -> Outcome | None:
-        """Reads a stream up to its first output. whole: it is made of an answer that has come and is billed."""
-        call, deployment = attempt.call, attempt.deployment
-        assert call is not None
-        attempt.meter = self._text_meter(attempt, request) if whole else self._stream_meter(attempt, request)
-        pace = Pace(trip.policy.budget.stop_lag_ms, self._learned.delta(deployment))
-        relay = attempt.relay = Relay(
-            trip.exchange,
-            call,
-            attempt.via.StreamReader(),
-            attempt.via.write_event,
-            attempt.meter,
-            hide_usage=not request.include_usage,
-            choices=request.choices,
-            cap=attempt.most,
-            pace=pace,
-            visible=attempt.visible,
-            growth=self._growth(trip, attempt, pace) if attempt.extends and not whole and attempt.held.template.counters else None,
-            write_timeout_s=trip.timeouts.write_ms / 1000,
-            clock=self._clock,
-        )
-        await relay.first()
-        if relay.has_output or relay.ended in ("complete", "truncated"):
-            return None
-        attempt.usage = relay.usage
-        if relay.failure is not None:
-            billed = relay.usage is not None or attempt.meter.seen > 0  # events that could not be read may have been output
-            return classify.failed(call.status, call.headers, relay.failure, billed, deployment.provider.headers, self._time_ms())
-        return classify.broken(relay.error.reason if relay.error is not None else "incomplete", True)
-
-    async def _whole_answer(self, trip: Trip, attempt: Attempt, request: Request) -> Outcome | None:
-        call, deployment = attempt.call, attempt.deployment
-        assert call is not None
-        ok = 200 <= call.status < 300
-        body = call.take() if call.complete else await read_all(call, ANSWER_MAX if ok else ERROR_BODY_MAX)
-        answer = attempt.via.read_answer(body)
-        attempt.usage = answer.usage
-        if ok and answer.readable and answer.failure is None:
-            if request.stream:
-                call.put_back(attempt.via.streamed(body))
-                return await self._first_output(trip, attempt, request, whole=True)
-            attempt.body, attempt.answer = answer.body or body, answer
-            attempt.meter = self._text_meter(attempt, request)
-            for delta in answer.deltas:
-                attempt.meter.add(delta)
-            return None
-        if not answer.readable:
-            log.warning(
-                "upstream body is not readable",
-                request_id=trip.request_id,
-                deployment=deployment.id,
-                status=call.status,
-                body=classify.snippet(body, deployment.provider.headers),
-            )
-        return classify.failed(call.status, call.headers, answer.failure, answer.usage is not None, deployment.provider.headers, self._time_ms())
-
-    def _stream_meter(self, attempt: Attempt, request: Request) -> Meter:
-        deployment = attempt.deployment
-        if not deployment.provider.token_per_event or request.echoed:
-            return self._text_meter(attempt, request)
-        each = sends_each_token(request)
-        return EventMeter(deployment.tokenizer, self._learned.factor_milli(deployment, by_event=each), attempt.most, each)
-
-    def _text_meter(self, attempt: Attempt, request: Request) -> Meter:
-        tokenizer, factor_milli = attempt.deployment.tokenizer, self._learned.factor_milli(attempt.deployment)
-        return EchoMeter(tokenizer, factor_milli, request.echoed) if request.echoed else Meter(tokenizer, factor_milli)
-
-    def _growth(self, trip: Trip, attempt: Attempt, pace: Pace) -> Growth:
-        held, budget = attempt.held, trip.policy.budget
-        run_on = {why for why, on in (("budget", budget.on_exhausted == "allow"), ("ledger", trip.policy.on_ledger_failure == "allow")) if on}
-
-        def extend(need: int, want: int, seen: int) -> "asyncio.Future[Reply]":
-            assert held.refset is not None
-            return self._ledger.extend(Extension(held.hold_id, held.refset, need, want, seen, budget.hold_ttl_ms))
-
-        return Growth(extend, attempt.granted, attempt.figures.want, pace, run_on, self._clock)
-
     # -- deliver --------------------------------------------------------------------------------------------------------------------------
 
     async def _deliver(self, trip: Trip, attempt: Attempt, relay: Relay) -> None:
@@ -369,13 +249,6 @@ class Gateway:
             attempt.figures, usage, meter, model=plan.model, deployment=attempt.deployment, key=plan.key, truncated=attempt.cut_short
         ):
             self._notices.overrun(attempt.deployment.id)
-
-
-def _target(trip: Trip, attempt: Attempt) -> Target:
-    deployment, provider = attempt.deployment, attempt.deployment.provider
-    foreign = trip.plan is not None and trip.plan.model.deployments[0].model != deployment.model  # the one that probably has written what came before
-    quirks = (provider.stream_usage, provider.rejects, provider.renames, provider.thoughts)
-    return Target(deployment.model, attempt.cap, deployment.cap_field, *quirks, foreign)
 
 
 @types.coroutine
