@@ -200,7 +200,7 @@ class Gateway:
         if not LIMITS_TOLD.isdisjoint(call.headers):
             spent = spent_ms(call.headers, self._time_ms())
             if spent is not None:
-                standing.cool(spent / 1000, self._clock(), "its limit is spent")
+                self.standings.found(standing, spent, "its limit is spent", True)
         relay = attempt.relay
         if relay is None or permit.probe:
             standing.report(permit, "ok", self._clock())

@@ -1,10 +1,12 @@
 """The deployments as one worker has found them: which may be called now, what an outcome changes about that, when to ask the same one again.
 
 The rules are pure (core/standing.py, core/waits.py); here is the worker's state, one log line for each change of it, and the figures of
-`resilience:`.
+`resilience:`. Breakers are the worker's own; cooldowns are told to the others (`on_cooled`) and taken from them (`cool`); how healthy a deployment is
+comes from probes (`rate`), and never alone keeps a request from it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Literal
 
 import structlog
 
@@ -13,6 +15,10 @@ from sluicegate.core.classify import Outcome
 from sluicegate.core.standing import Permit, Standing
 from sluicegate.core.tenants import Model, Policy
 from sluicegate.reject import Reject
+
+Health = Literal["unknown", "healthy", "degraded", "down"]
+RANKS: dict[Health, int] = {"degraded": 1, "down": 2}  # tried after those of a lower one; others have 0
+TOLD_FROM = 0.1  # of a cooldown: others are not told that it is longer by less
 
 log = structlog.get_logger("standings")
 
@@ -24,6 +30,8 @@ class Standings:
         self._resilience = resilience = policy.resilience
         self._clock = clock
         self._random = random
+        self.on_cooled: Callable[[str, float, str, bool], None] = _unheard  # (deployment, for_s, reason, limited): found here, for the other workers
+        self.unwell: dict[str, Health] = {}  # the deployments that are degraded or down
         ids = {one.id for model in policy.models.values() for one in model.deployments}
         failures, pause_s = resilience.breaker_failures, resilience.breaker_pause_ms / 1000
         self._of = {deployment: Standing(deployment, failures, pause_s, _log_change) for deployment in ids}
@@ -42,13 +50,38 @@ class Standings:
         jitter = (1 + self._random()) / 2  # those who were refused together must not come back together
         return resilience.backoff_ms / 1000 * float(2**tries) * jitter
 
+    def all(self) -> Iterable[Standing]:
+        """Every deployment's."""
+        return self._of.values()
+
+    def cool(self, deployment: str, for_s: float, reason: str, limited: bool) -> None:
+        """Another worker has found that a deployment, which may be unknown here, will not serve for so long."""
+        standing = self._of.get(deployment)
+        if standing is not None:
+            standing.cool(for_s, self._clock(), reason, limited)
+
+    def rate(self, deployment: str, health: Health, reason: str) -> None:
+        """What a probe says of a deployment."""
+        before = self.unwell.get(deployment, "healthy")
+        if health in RANKS:
+            self.unwell[deployment] = health
+        else:
+            self.unwell.pop(deployment, None)
+        if before != (now := self.unwell.get(deployment, "healthy")):
+            _log_change(deployment, "health", before, now, reason)
+
     def note(self, standing: Standing, permit: Permit, outcome: Outcome) -> None:
         """What a deployment that has not answered, after its retries, is known by from now on."""
-        now = self._clock()
-        standing.report(permit, "failed" if outcome.fails else "void", now)
+        standing.report(permit, "failed" if outcome.fails else "void", self._clock())
         if outcome.cools:
             wait_ms = outcome.wait_ms if outcome.wait_ms is not None else self._resilience.cooldown_ms
-            standing.cool(wait_ms / 1000, now, outcome.name, outcome.code == "upstream_rate_limited")
+            self.found(standing, wait_ms, outcome.name, outcome.code == "upstream_rate_limited")
+
+    def found(self, standing: Standing, wait_ms: int, reason: str, limited: bool) -> None:
+        """A deployment has said that it will not serve for so long."""
+        for_s = wait_ms / 1000
+        if standing.cool(for_s, self._clock(), reason, limited) > for_s * TOLD_FROM:
+            self.on_cooled(standing.deployment, for_s, reason, limited)
 
     def nowhere(self, model: Model, rejected: Reject | None) -> Reject:
         """What the client is told where no deployment has answered. Where none was asked: when the first of them may serve again, as a limit only if
@@ -61,6 +94,10 @@ class Standings:
         if any(one.cool_until_s > now and (rejected is not None or one.limited) for one in standings):
             return reject.all_limited(rejected, ready_in_s)
         return rejected if rejected is not None else reject.all_broken(ready_in_s)
+
+
+def _unheard(_deployment: str, _for_s: float, _reason: str, _limited: bool) -> None:
+    """Nobody is told: this is the only worker."""
 
 
 def _log_change(deployment: str, what: str, before: str, after: str, reason: str) -> None:

@@ -23,6 +23,8 @@ class Stage:
         self.model = (policy := load_text(FILE, {}).policy).models["chat"]
         self.now_s = 100.0
         self.standings = Standings(policy, lambda: self.now_s, lambda: 0.0)
+        self.told_others: list[tuple[str, float, str, bool]] = []
+        self.standings.on_cooled = lambda *cooled: self.told_others.append(cooled)
         for deployment, outcome in zip(self.model.deployments, outcomes, strict=False):
             standing = self.standings.of(deployment.id)
             permit = standing.permit(self.now_s)
@@ -60,3 +62,42 @@ def test_what_one_has_said_just_now_is_told() -> None:
     """A deployment that was asked and failed is told as it failed; one that was limited, with the soonest that any may serve."""
     assert Stage(said(402), said(402)).told(upstream(said(402)))[:2] == (502, "upstream_error")
     assert Stage(said(402), said(429, "30")).told(upstream(said(429, "30"))) == (429, "upstream_rate_limited", {b"retry-after": b"10"})
+
+
+def test_a_cooldown_is_told_to_the_other_workers() -> None:
+    """With what it is for; again only if it has become notably longer."""
+    stage = Stage(said(402), said(429, "30"))
+    assert stage.told_others == [("one/a", 10.0, "402", False), ("two/b", 30.0, "429", True)]
+    stage.now_s += 1
+    for wait_ms in (5_000, 31_000, 60_000):
+        stage.standings.found(stage.standings.of("two/b"), wait_ms, "429", True)
+    assert stage.told_others[2:] == [("two/b", 60.0, "429", True)]
+
+
+def test_a_cooldown_of_another_worker_is_taken_and_not_told_again() -> None:
+    """Nor does one of a deployment that is not known here disturb."""
+    stage = Stage()
+    stage.standings.cool("one/a", 30.0, "429", True)
+    stage.standings.cool("three/c", 30.0, "429", True)
+    assert stage.standings.of("one/a").permit(stage.now_s + 29) is None
+    assert stage.told_others == []
+
+
+def test_every_standing_can_be_listed() -> None:
+    """With its cooldown and the reason of it."""
+    stage = Stage(said(402))
+    assert {one.deployment: (one.state, one.cool_until_s, one.cool_reason) for one in stage.standings.all()} == {
+        "one/a": ("closed", 110.0, "402"),
+        "two/b": ("closed", 0.0, ""),
+    }
+
+
+def test_only_those_that_are_not_well_are_remembered() -> None:
+    """What a probe says of a deployment; healthy and unknown are as if nobody had asked."""
+    stage = Stage()
+    stage.standings.rate("one/a", "down", "no answer")
+    stage.standings.rate("two/b", "degraded", "slow")
+    assert stage.standings.unwell == {"one/a": "down", "two/b": "degraded"}
+    stage.standings.rate("one/a", "healthy", "it answers")
+    stage.standings.rate("two/b", "unknown", "not asked")
+    assert stage.standings.unwell == {}

@@ -29,19 +29,24 @@ class Permit(msgspec.Struct, frozen=True):
 class Standing:
     """One deployment."""
 
-    __slots__ = ("_deployment", "_failures_max", "_on_change", "_open_until_s", "_pause_s", "_permit", "cool_until_s", "failures", "limited", "state")
+    __slots__ = (
+        *("_failures_max", "_on_change", "_pause_s", "_permit"),
+        *("cool_reason", "cool_until_s", "deployment", "failures", "limited", "open_until_s", "reason", "state"),
+    )
 
     def __init__(self, deployment: str, failures_max: int, pause_s: float, on_change: OnChange) -> None:
+        self.deployment = deployment  # its id
         self.state: State = "closed"
+        self.reason = ""  # of the last change of `state`
         self.failures = 0  # requests in a row
+        self.open_until_s = 0.0  # or the end of the probe's time
         self.cool_until_s = 0.0
+        self.cool_reason = ""
         self.limited = False  # why it cools down: a limit, and not that it is broken or our account no good
-        self._deployment = deployment
         self._failures_max = failures_max
         self._pause_s = pause_s
         self._on_change = on_change
         self._permit = Permit(0, False)  # that is given out in this generation
-        self._open_until_s = 0.0  # or the end of the probe's time
 
     def permit(self, now_s: float) -> Permit | None:
         """Leave to call it; None while it cools down, or while the breaker is open or its probe out."""
@@ -49,10 +54,10 @@ class Standing:
             return None
         if self.state == "closed":
             return self._permit
-        if now_s < self._open_until_s:
+        if now_s < self.open_until_s:
             return None
         self._change("probing", "its pause is over" if self.state == "open" else "the last probe did not report")
-        self._open_until_s = now_s + self._pause_s
+        self.open_until_s = now_s + self._pause_s
         return self._permit
 
     def report(self, permit: Permit, report: Report, now_s: float) -> None:
@@ -62,7 +67,7 @@ class Standing:
         if report == "void":
             if permit.probe:  # its place is free for the next
                 self._permit = Permit(permit.generation + 1, True)
-                self._open_until_s = now_s
+                self.open_until_s = now_s
             return
         if report == "ok":
             self.failures = 0
@@ -71,24 +76,26 @@ class Standing:
             return
         self.failures += 1
         if permit.probe or self.failures >= self._failures_max:
-            self._open_until_s = now_s + self._pause_s
+            self.open_until_s = now_s + self._pause_s
             self._change("open", "the probe failed" if permit.probe else f"{self.failures} failures in a row")
 
-    def cool(self, for_s: float, now_s: float, reason: str, limited: bool = True) -> None:
-        """It is not called for so long."""
-        until_s = now_s + for_s
-        if until_s > self.cool_until_s:
-            if now_s >= self.cool_until_s:
-                self._on_change(self._deployment, "cooldown", "none", f"{for_s:g} s", reason)
-            self.cool_until_s, self.limited = until_s, limited
+    def cool(self, for_s: float, now_s: float, reason: str, limited: bool = True) -> float:
+        """It is not called for so long. Seconds by which that is longer than was known."""
+        later_s = now_s + for_s - max(self.cool_until_s, now_s)
+        if later_s <= 0:
+            return 0.0
+        if now_s >= self.cool_until_s:
+            self._on_change(self.deployment, "cooldown", "none", f"{for_s:g} s", reason)
+        self.cool_until_s, self.cool_reason, self.limited = now_s + for_s, reason, limited
+        return later_s
 
     def ready_in_s(self, now_s: float) -> float:
         """For how long it will certainly not be called."""
-        closed_for = self._open_until_s - now_s if self.state != "closed" else 0.0
+        closed_for = self.open_until_s - now_s if self.state != "closed" else 0.0
         return max(0.0, self.cool_until_s - now_s, closed_for)
 
     def _change(self, state: State, reason: str) -> None:
-        before, self.state = self.state, state
+        before, self.state, self.reason = self.state, state, reason
         self._permit = Permit(self._permit.generation + 1, state == "probing")
         if before != state:
-            self._on_change(self._deployment, "breaker", before, state, reason)
+            self._on_change(self.deployment, "breaker", before, state, reason)
