@@ -96,7 +96,7 @@ def _common(trip: Trip, now: float) -> bytes:
     overhead_ms = (now - trip.exchange.arrived - trip.upstream_s) * 1000
     lines = _IDS % (_ID_OF.get(trip.dialect.NAME, _ID), request_id, request_id, max(overhead_ms, 0))
     if trip.attempts:
-        lines += _ATTEMPTS % ",".join([f"{a.deployment}:{a.outcome}" for a in trip.attempts]).encode()
+        lines += _ATTEMPTS % ",".join([f"{a.deployment.id}:{a.outcome}" for a in trip.attempts]).encode()
     if trip.plan is not None and trip.reply is not None and trip.refset is not None:
         lines += refusals.ratelimit_lines(trip.plan.template.shown, trip.refset, trip.reply)
     return lines

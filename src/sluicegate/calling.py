@@ -25,6 +25,7 @@ from sluicegate.trip import Attempt, Trip
 
 ERROR_BODY_MAX = 1 << 20
 ANSWER_MAX = 64 << 20
+CODE_MAX = 64  # characters of an error's code, in records
 STREAMS = (b"text/event-stream", b"application/x-ndjson")  # content types
 
 log = structlog.get_logger("gateway")
@@ -74,11 +75,12 @@ class Calls:
             outcome = classify.broken(error.reason, error.written)
         except BaseException:
             call.close()
+            trip.called(attempt, "aborted", started, self._clock())
             raise
         trip.called(attempt, "200" if outcome is None else outcome.name, started, self._clock())
         if outcome is not None:
             call.close()
-            attempt.billed = outcome.billed
+            attempt.billed, attempt.error = outcome.billed, outcome.code[:CODE_MAX]
         return outcome
 
     async def _first_output(self, trip: Trip, attempt: Attempt, request: Request, *, whole: bool = False) -> Outcome | None:

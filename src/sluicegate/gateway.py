@@ -186,7 +186,7 @@ class Gateway:
                 return reject.upstream(outcome)
             self.holding.leave_deployment(trip, attempt)
             tries += 1
-            trip.upstream_s += pause_s
+            trip.waited(pause_s)
             await self._sleep(pause_s)
             if trip.exchange.gone:
                 raise ClientGone

@@ -243,7 +243,7 @@ class Holding:
         trip.exchange.on_gone = None
         waited_s = self._clock() - place.since
         trip.waited_s += waited_s
-        trip.upstream_s += waited_s  # no overhead of ours
+        trip.waited(waited_s)
         self._notices.waited(_ended(error), int(waited_s * 1e6))
 
     # -- asking ---------------------------------------------------------------------------------------------------------------------------

@@ -78,8 +78,8 @@ class Attempt:
     """One physical call to a deployment."""
 
     __slots__ = (
-        *("answer", "asked", "at_deployment", "billed", "body", "call", "cap", "charge", "closed", "deployment", "extends", "figures", "granted"),
-        *("held", "meter", "need", "relay", "usage", "via", "visible"),
+        *("answer", "asked", "at_deployment", "billed", "body", "call", "cap", "charge", "closed", "deployment", "duration_us", "error", "extends"),
+        *("figures", "granted", "held", "meter", "need", "outcome", "relay", "usage", "via", "visible", "wait_us"),
     )
 
     def __init__(self, hold_id: str, deployment: Deployment, figures: Figures, template: Template) -> None:
@@ -103,6 +103,10 @@ class Attempt:
         self.body = b""
         self.billed: Billed = "no"
         self.charge: Charge | None = None
+        self.outcome = ""  # once it has one, with the three below
+        self.error = ""  # what the client is told if nobody else answers
+        self.duration_us = 0
+        self.wait_us = 0  # before it
 
     @property
     def most(self) -> int:
@@ -139,6 +143,15 @@ class Attempt:
         if self.relay is not None:
             return "length" in self.relay.finishes.values()
         return self.answer is not None and any(reason == "length" for _, reason in self.answer.finishes)
+
+    @property
+    def record(self) -> AttemptRecord:
+        """As it is known by now; what it is charged is known once its hold has ended."""
+        charge, relay, error = self.charge or NOTHING, self.relay, self.error
+        if relay is not None and relay.ended == "died" and not error:
+            error = relay.error.reason if relay.error is not None else "error_event" if relay.failure is not None else "incomplete"
+        of_charge = charge.cost_nano_usd, charge.input_tokens, charge.output_tokens
+        return AttemptRecord(self.deployment.id, self.outcome, self.duration_us, self.billed, self.wait_us, error, *of_charge)
 
     def settled_at(self, unknown_outcome: Unknown) -> Charge:
         """What this attempt is charged."""
@@ -181,7 +194,7 @@ class Trip:
     """One logical request of a client."""
 
     __slots__ = (
-        *("answered", "attempts", "client_gone", "cost_nano_usd", "counted", "dialect", "exchange", "first_byte_s", "input_tokens", "key"),
+        *("answered", "attempts", "client_gone", "cost_nano_usd", "counted", "dialect", "exchange", "first_byte_s", "idle_s", "input_tokens", "key"),
         *("output_tokens", "plan", "policy", "rejected", "refset", "reply", "request", "request_id", "shadowed", "source", "standing", "status"),
         *("time_ms", "timeouts", "tries", "upstream_s", "waited_s", "written"),
     )
@@ -198,7 +211,7 @@ class Trip:
         self.plan: Plan | None = None
         self.refset: RefSet | None = None  # of `reply`
         self.reply: Reply | None = None  # the last that a ledger gave for the key's limits
-        self.attempts: list[AttemptRecord] = []
+        self.attempts: list[Attempt] = []  # that were made, in their order
         self.tries = 0  # attempts that were begun
         self.standing: Attempt | None = None  # whose holds have not ended
         self.answered: Attempt | None = None  # that the client gets
@@ -211,6 +224,7 @@ class Trip:
         self.status = 0  # what the client was told
         self.shadowed: tuple[Counter, ...] = ()  # whose shadow limits would have refused it
         self.upstream_s = 0.0  # spent waiting for upstreams before the first byte of the answer, and for limits
+        self.idle_s = 0.0  # of this, since the last attempt
         self.waited_s = 0.0  # for limits
         self.first_byte_s = 0.0
 
@@ -250,7 +264,16 @@ class Trip:
         call = attempt.call
         self.written = self.written or (call is not None and call.written)
         self.upstream_s += now - started
-        self.attempts.append(AttemptRecord(attempt.deployment.id, outcome, int((now - started) * 1e6)))
+        attempt.outcome = outcome
+        attempt.duration_us = int((now - started) * 1e6)
+        if self.idle_s:
+            attempt.wait_us, self.idle_s = int(self.idle_s * 1e6), 0.0
+        self.attempts.append(attempt)
+
+    def waited(self, pause_s: float) -> None:
+        """Notes time in which no upstream was asked: no overhead of ours."""
+        self.upstream_s += pause_s
+        self.idle_s += pause_s
 
     def charged(self, charge: Charge) -> None:
         """Adds what one attempt is charged."""
@@ -278,8 +301,8 @@ class Trip:
             self.time_ms,
             self.key.id if self.key is not None else "",
             request.model if request is not None else "",
-            self.attempts[-1].deployment if self.attempts else "",
-            tuple(self.attempts),
+            self.attempts[-1].deployment.id if self.attempts else "",
+            tuple([attempt.record for attempt in self.attempts]),
             self.dialect.NAME,
             request is not None and request.stream,
             status,

@@ -14,7 +14,7 @@ import pytest
 from sluicegate.config.load import load_text
 from sluicegate.core.claims import Admission, Extension, Reply, Settled, Settlement, Swept
 from sluicegate.core.estimate import Learned
-from sluicegate.core.record import Record
+from sluicegate.core.record import Attempt, Record
 from sluicegate.dialects import openai_chat
 from sluicegate.gateway import Gateway
 from sluicegate.ledger.contract import LedgerUnavailable
@@ -427,6 +427,57 @@ async def test_a_full_deployment_is_passed_over(tmp_path: Path) -> None:
     assert first.done()
     await stage.over()
     assert (await stage.used())["tokens"] == 2 * (INPUT + 1)
+
+
+async def test_each_attempt_is_recorded_with_what_it_was_charged(tmp_path: Path) -> None:
+    """A timeout whose outcome is unknown, a retry after a wait, and an answer: each has its outcome, wait, error and cost, which add up."""
+    stage = Stage(tmp_path, more="resilience: {retries: 1}")
+    slept: list[float] = []
+
+    async def sleep(pause_s: float) -> None:
+        slept.append(pause_s)
+        stage.now += pause_s
+
+    stage.gateway._sleep = sleep
+    await stage.send()
+    stage.now += 3
+    stage.call("a").fail("timeout")
+    await settle()
+    stage.call("b").answer(429, b"application/json", retry_after=b"1")
+    stage.call("b").feed(b'{"error": {"message": "slow down"}}')
+    stage.call("b").end()
+    await settle()
+    assert len(stage.pools["b"].calls) == 2
+    stage.call("b").answer(kind=b"application/json")
+    stage.call("b").feed(whole(1, usage={"prompt_tokens": INPUT, "completion_tokens": 1}))
+    stage.call("b").end()
+    record = await stage.over()
+    cost = INPUT * 500
+    assert record.attempts == (
+        Attempt("a/first", "timeout", 3_000_000, "unknown", 0, "upstream_timeout", cost + 100_000, INPUT, 100),
+        Attempt("b/second", "429", 0, "no", 0, "upstream_rate_limited"),
+        Attempt("b/second", "200", 0, "yes", int(slept[0] * 1e6), "", cost + 1_000, INPUT, 1),
+    )
+    assert (record.cost_nano_usd, record.input_tokens, record.output_tokens) == (2 * cost + 101_000, 2 * INPUT, 101)
+
+
+async def test_a_stream_that_breaks_off_says_why_in_its_attempt(stage: Stage) -> None:
+    """The attempt was a 200, and what ended it is its error; what it may have cost is its cost."""
+    await stage.send(stream=True)
+    stage.call().answer()
+    stage.call().feed(text(4))
+    await settle()
+    stage.call().fail("reset")
+    (attempt,) = (await stage.over()).attempts
+    assert (attempt.outcome, attempt.error, attempt.billed, attempt.cost_nano_usd > 0) == ("200", "reset", "yes", True)
+
+
+async def test_an_attempt_that_was_given_up_is_recorded(stage: Stage) -> None:
+    """A cancelled handler has made an attempt all the same, and is charged for it."""
+    await stage.send()
+    stage.task.cancel()
+    (attempt,) = (await stage.over()).attempts
+    assert (attempt.outcome, attempt.billed, attempt.input_tokens, attempt.output_tokens) == ("aborted", "unknown", INPUT, 100)
 
 
 # -- clients that leave -------------------------------------------------------------------------------------------------------------------

@@ -90,7 +90,13 @@ def loop() -> FakeLoop:
 def test_line_comes_back_whole() -> None:
     """A line carries the settlement, its counters with their figures, the record, what was spent, and which line of whom it is."""
     record = Record(
-        "req_7", 5, "acme/@k", "chat", attempts=(Attempt("a/b", "429"), Attempt("a/c", "200", 7, "yes")), cost_nano_usd=2**52, error='"\n '
+        "req_7",
+        5,
+        "acme/@k",
+        "chat",
+        attempts=(Attempt("a/b", "429"), Attempt("a/c", "200", 7, "yes", 3, "reset", 2**52, 5, 6)),
+        cost_nano_usd=2**52,
+        error='"\n ',
     )
     written = Settlement("req_7.1", REFS, (2**52 - 1, 1, 0, 0), "force", "e7")
     entry = decode(encode(written, record, SPENT, "w9", 12))
@@ -123,6 +129,15 @@ def test_the_format_before_is_read() -> None:
     assert entry.spent == Spent("acme/@k", "chat", "a/c", 99, 1, 1, 3, 4, 5)
     without_record = decode(OF_FORMAT_1.partition(b",{")[0] + b",null]")
     assert (without_record.spent, without_record.writer, without_record.seq) == (None, "", 0)
+
+
+def test_attempts_as_they_were_written_before_are_read() -> None:
+    """An attempt has got more fields since: a line without them is whole, and what was not written is nothing."""
+    attempts = b'"attempts":[{"deployment":"a/b","outcome":"429","duration_us":0,"billed":"no"}]'
+    line = b'[2,"w9",12,"e","r.1","none","acme",[],[],{"request_id":"r","time_ms":1,' + attempts + b"},null]"
+    record = decode(line).record
+    assert record is not None
+    assert record.attempts == (Attempt("a/b", "429"),)
 
 
 def test_line_has_one_newline_at_its_end() -> None:

@@ -6,13 +6,18 @@ And what one settlement adds to the usage that the records keep: `Spent`.
 import msgspec
 
 
-class Attempt(msgspec.Struct, frozen=True, gc=False):
-    """One physical call to a deployment."""
+class Attempt(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """One physical call to a deployment, and what it was charged."""
 
     deployment: str
-    outcome: str  # HTTP status as text, or connect, timeout, reset, no_room, ...
-    duration_us: int = 0
+    outcome: str  # HTTP status as text, or connect, timeout, reset, ...; aborted: by us
+    duration_us: int = 0  # until there was an answer to deliver, or it was clear that there would be none
     billed: str = "no"  # no, yes, unknown
+    wait_us: int = 0  # before it: slept because an upstream said so, or in line for a limit
+    error: str = ""  # error.code of an attempt that failed; why a stream that had begun broke off
+    cost_nano_usd: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
 
 
 class Record(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
