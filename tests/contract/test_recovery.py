@@ -322,7 +322,7 @@ async def test_seeding_many_counters(desk: Desk) -> None:
 
 
 async def test_filling_makes_what_is_missing(desk: Desk) -> None:
-    """Windows of a limit that is new begin with what was used in them; what counts already goes on counting."""
+    """Windows of a limit that is new begin with what was used in them; one that counts already has used that much at least, whatever it holds."""
     now_ms = desk.ledger.now_ms()
     refs = desk.refs(desk.window(1000), desk.bucket(1000), desk.sliding(1000))
     await desk.admit(refs, 10, 0, 20, 0, 30, 0)
@@ -336,8 +336,10 @@ async def test_filling_makes_what_is_missing(desk: Desk) -> None:
     ]
     for _ in range(2):
         await desk.ledger.fill("t", [*old, *new])
-        assert [state[0] + (state[1] if i == 0 else 0) for i, state in enumerate(await desk.states(refs))] == [10, 20, 30]
+        assert [state[: 2 if i == 0 else 1] for i, state in enumerate(await desk.states(refs))] == [(9, 10), (20,), (30,)]
         assert [state[0] for state in await desk.states(desk.refs(*(seed.ref for seed in new)))] == [9, 8, 9, 0]
+    await desk.ledger.fill("t", [Seed(desk.window(1000), used=8)])
+    assert (await desk.states(refs))[0] == (9, 10)
 
 
 async def test_filling_does_not_hide_a_loss(desk: Desk, vandal: Vandal) -> None:

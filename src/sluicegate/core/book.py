@@ -287,8 +287,12 @@ def reach(book: Book, ref: Ref) -> list[int]:
 
 
 def make(book: Book, tree: str, ref: Ref, used: int, slices: dict[int, int]) -> None:
-    """Makes a counter that is not there, as it would be had it counted this. One that is there, or is expected to be, stays as it is."""
-    if book.counter(ref.key) is not None:
+    """Makes a counter that is not there, as it would be had it counted this. A window that is there has used at least this from now on; any other
+    counter that is there, or is expected to be, stays as it is."""
+    there = book.counter(ref.key)
+    if there is not None:
+        if ref.kind == "w" and there[0] < used:
+            _put_window(book, tree, ref, there, used, there[1])
         return
     if ref.kind == "b" and used > 0:
         _put_bucket(book, ref, used)

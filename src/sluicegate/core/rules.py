@@ -79,7 +79,7 @@ def seed(book: Book, tree: str, epoch: str, seeds: Sequence[Seed]) -> int:
 
 
 def fill(book: Book, tree: str, seeds: Sequence[Seed]) -> None:
-    """Makes those of the counters that are missing."""
+    """Makes those of the counters that are missing. Windows that are there and have used less are raised to it."""
     for one in seeds:
         make(book, tree, one.ref, one.used, one.slices)
 

@@ -110,7 +110,7 @@ class Ledger(Protocol):
         ...
 
     async def fill(self, tree: str, counters: Sequence[Seed]) -> None:
-        """Makes those of the counters that are missing; leaves the others as they are."""
+        """Makes those of the counters that are missing. Windows that have used less are raised to it; the others are left as they are."""
         ...
 
     async def announce(self, announcement: Announcement) -> None:

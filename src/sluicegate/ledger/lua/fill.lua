@@ -1,5 +1,6 @@
 #!lua flags=allow-oom
--- fill: makes those of the counters that are not there, as they would be had they counted this. One that is there, or is expected to be, stays.
+-- fill: makes those of the counters that are not there, as they would be had they counted this. A window that is there and has used less is raised to
+-- it; any other that is there, or is expected to be, stays.
 --
 -- KEYS  1 holds, 2 expiries, 3 index, 4 epoch, 5.. counters
 -- ARGV  1 figures: as admit's
@@ -30,6 +31,10 @@ for i = 1, counters do
         --@made
       end
     end
+  elseif kind == 'w' then
+    lost = nil
+    local used, held = level(i)
+    if not lost and value > used then put_pair(key, 'w', value, held) end
   end
 end
 return answer
