@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import time
-from typing import Any
 
 import pytest
 
@@ -280,44 +279,6 @@ def test_a_port_in_use_is_an_error_of_the_system() -> None:
         bound.listen()
         with pytest.raises(OSError):
             other.listen()
-
-
-async def asgi(scope: Any, receive: Any, send: Any) -> None:
-    if scope["type"] == "lifespan":
-        assert (await receive())["type"] == "lifespan.startup"
-        await send({"type": "lifespan.startup.complete"})
-        assert (await receive())["type"] == "lifespan.shutdown"
-        await send({"type": "lifespan.shutdown.complete"})
-        return
-    body = b""
-    while True:
-        message = await receive()
-        body += message["body"]
-        if not message["more_body"]:
-            break
-    reply = b"%b %b %b" % (scope["path"].encode(), scope["query_string"], body)
-    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(reply))]})
-    await send({"type": "http.response.body", "body": reply})
-
-
-@on_both_loops
-async def test_an_asgi_app_below_a_prefix() -> None:
-    """It gets its requests, bodies too, over the same connections, and its lifespan; all others go to the handler."""
-    async with serving(echo, asgi=asgi, asgi_prefixes=("/admin/",)) as server:
-        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-        for _ in range(2):
-            writer.write(b"POST /admin/a?b HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nc\r\n")
-            await asyncio.sleep(0.02)
-            writer.write(b"1\r\nd\r\n0\r\n\r\n")
-            assert await reader.readuntil(b"/admin/a b cd")
-            writer.write(POST + b"Content-Length: 5\r\n\r\nhello")
-            assert (await reader.readuntil(b"hello")).startswith(b"HTTP/1.1 200")
-        # Pipelined, the second kind is not answered in the middle of the first.
-        writer.write(POST + b"Content-Length: 1\r\n\r\nz" + b"GET /admin/ HTTP/1.1\r\nHost: x\r\n\r\n")
-        assert (await reader.read()).endswith(b"\r\n\r\nz")
-        writer.close()
-        answer = await talk(server.port, b"GET /admin/ HTTP/1.1\r\nHost: x\r\n\r\n" + GET)
-        assert answer.count(b"HTTP/1.1 200") == 1
 
 
 PROCESS = """

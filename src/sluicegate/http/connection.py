@@ -1,7 +1,7 @@
 """A client's connection: bytes to exchanges, one after the other, within bounds.
 
-A subclass of uvicorn's httptools protocol. Requests go straight to the server's `handle(exchange)`; those below `asgi_prefixes` go to an ASGI app
-through uvicorn's own code, web sockets included.
+A subclass of uvicorn's httptools protocol. Requests go straight to the server's `handle(exchange)`; a connection that asks for a web socket below
+`sockets_below` is uvicorn's own from there on, with the ASGI app of the server's configuration.
 
 Invariants: exchanges of one connection are handled in the order they came in, one at a time. Whatever httptools refuses (both framings, a length
 twice, bare line feeds, blanks before colons) and whatever passes a bound is answered once in JSON, and nothing after it is read. A connection that is
@@ -49,11 +49,11 @@ class Bounds(NamedTuple):
 class State(ServerState):
     """What a server's connections share."""
 
-    def __init__(self, handle: Handler, bounds: Bounds, asgi_prefixes: tuple[str, ...]) -> None:
+    def __init__(self, handle: Handler, bounds: Bounds, sockets_below: str = "") -> None:
         super().__init__()
         self.handle = handle
         self.bounds = bounds
-        self.asgi_prefixes = asgi_prefixes
+        self.sockets_below = sockets_below  # "": nowhere
         self.exchanges: set[Exchange] = set()  # those whose handler has not returned
         self.date = wire.date_line()
 
@@ -110,8 +110,6 @@ class ClientConnection(HttpToolsProtocol):
             if self._linger_end:
                 self.deadline = min(self._now + LINGER_S, self._linger_end)
             return
-        if self.timeout_keep_alive_task is not None:  # uvicorn's, after an answer of the ASGI app
-            self._unset_keepalive_if_required()
         self._read_bytes = len(data)
         self._quiet_bytes += len(data)
         if self._receiving is not None:
@@ -181,11 +179,8 @@ class ClientConnection(HttpToolsProtocol):
         self._upgrading = b"upgrade" in self.fields and self.parser.should_upgrade()
         self._in_head = False
         self._quiet_bytes = 0
-        if self.server_state.asgi_prefixes and path.startswith(self.server_state.asgi_prefixes):
-            self._to_asgi()
+        if self._upgrading and self._asks_for_socket(method, path):
             return
-        if self.cycle is not None and not self.cycle.response_complete:
-            self._stop(400, "malformed_http", "Requests of different kinds are not pipelined.")
         self.deadline = self._now + self.bounds.body_idle_s
         keep_alive = modern and self.parser.should_keep_alive()
         exchange = Exchange(self, method, path, self.fields, query=query, peer=self.peer, arrived=self._now, modern=modern, keep_alive=keep_alive)
@@ -199,17 +194,12 @@ class ClientConnection(HttpToolsProtocol):
                 self.flow.pause_reading()
 
     def on_body(self, body: bytes) -> None:
-        if self._receiving is None:
-            super().on_body(body)
-        else:
+        if self._receiving is not None:
             self._quiet_bytes = 0
             self._receiving.feed(body)
 
     def on_message_complete(self) -> None:
-        if self._upgrading:
-            return
-        if self._receiving is None:
-            super().on_message_complete()
+        if self._upgrading or self._receiving is None:
             return
         self.deadline = NEVER
         exchange, self._receiving = self._receiving, None
@@ -248,25 +238,26 @@ class ClientConnection(HttpToolsProtocol):
         raw, _, query = url.partition(b"?")
         return raw.decode("ascii"), query
 
-    def _to_asgi(self) -> None:
-        """Hands a request to uvicorn's own code, which then gets its body too."""
+    def _asks_for_socket(self, method: str, path: str) -> bool:
+        """Whether a request to upgrade is one that uvicorn's protocol for web sockets is to answer. Any other is served as if it had not asked."""
+        below, fields = self.server_state.sockets_below, self.fields
+        if not below or method != "GET" or not path.startswith(below) or fields[b"upgrade"].lower() != b"websocket":
+            return False
+        if b"content-length" in fields or b"transfer-encoding" in fields:
+            return False
         if self._active is not None:
             self._stop(400, "malformed_http", "Requests of different kinds are not pipelined.")
         self.deadline = NEVER
-        fields, url = self.fields, self.url
-        super().on_message_begin()
-        self.url = url
-        self.headers.extend(fields.items())
-        self.expect_100_continue = fields.get(b"expect", b"").lower() == b"100-continue"
-        super().on_headers_complete()
+        return True
 
     def _upgrade(self, rest: bytes) -> None:
         """A server may ignore `upgrade` and read on; httptools cannot. So a new parser reads on, told how the body is framed and nothing else."""
         self._upgrading = False
-        if self._receiving is None and self._should_upgrade():
+        if self._receiving is None:
+            self.scope = {"method": "GET", "headers": list(self.fields.items())}  # type: ignore[typeddict-item]  # as far as it is read here
             self.handle_websocket_upgrade()
             return
-        headers = self._receiving.headers if self._receiving else dict(self.headers)
+        headers = self._receiving.headers
         framing = [b"%b: %b\r\n" % (name, headers[name]) for name in (b"content-length", b"transfer-encoding") if name in headers]
         self.parser = httptools.HttpRequestParser(self)
         self._resuming = True
@@ -291,10 +282,6 @@ class ClientConnection(HttpToolsProtocol):
                 active.abort()
             else:
                 (self._waiting[-1] if self._waiting else active).keep_alive = False
-        elif self.cycle is not None and not self.cycle.response_complete:
-            if self.cycle.more_body:
-                self._close()
-            self.cycle.keep_alive = False
         else:
             if active is not None:
                 active.lose()
@@ -349,8 +336,6 @@ class ClientConnection(HttpToolsProtocol):
         """The server drains: the connection closes after the answer in progress, or now."""
         if self._active is not None:
             self._active.keep_alive = False
-        elif self.cycle is not None and not self.cycle.response_complete:
-            super().shutdown()
         elif not self.transport.is_closing():
             self._close()
 

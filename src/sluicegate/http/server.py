@@ -1,6 +1,6 @@
 """Accepts clients and lets their exchanges finish before it ends.
 
-A subclass of uvicorn's server, which binds, accepts, and runs the ASGI app's lifespan. `handle` gets every request that is not below `asgi_prefixes`.
+A subclass of uvicorn's server, which binds and accepts. `handle` gets every request; web sockets below a path go to an ASGI app, if there is one.
 
     await Server(handle, host="127.0.0.1", port=8080).run()   # as a process: signals, uvloop where it is installed
     await server.start(); ...; await server.stop()            # inside a running loop, without signals
@@ -21,12 +21,12 @@ from typing import Any
 import uvicorn
 
 from sluicegate.http import wire
+from sluicegate.http.asgi import Application
 from sluicegate.http.connection import Bounds, ClientConnection, State
 from sluicegate.http.exchange import Handler, logger
 
-Application = Callable[[Any, Any, Any], Awaitable[None]]  # ASGI 3
-
 BACKLOG = 2_048  # connections that wait to be accepted
+SOCKET_MESSAGE_BYTES_MAX = 65_536
 CUT_S = 1.5
 _POLL_S = 0.05
 
@@ -77,15 +77,17 @@ class Server(uvicorn.Server):
         drain_s: float = 60.0,
         drain_delay_s: float = 0.0,
         bounds: Bounds = Bounds(),  # noqa: B008  (immutable)
-        asgi: Application | None = None,
-        asgi_prefixes: tuple[str, ...] = (),
+        sockets_below: str = "",  # the path below which web sockets are spoken, with:
+        sockets_app: Application | None = None,
     ) -> None:
         super().__init__(
             uvicorn.Config(
-                asgi or _no_app,
+                sockets_app or _no_app,
                 http=ClientConnection,
                 interface="asgi3",
-                lifespan="on" if asgi else "off",
+                lifespan="off",
+                ws="websockets-sansio" if sockets_app else "none",
+                ws_max_size=SOCKET_MESSAGE_BYTES_MAX,
                 log_config=None,
                 access_log=False,
                 proxy_headers=False,
@@ -93,7 +95,7 @@ class Server(uvicorn.Server):
                 backlog=BACKLOG,
             )
         )
-        self.server_state = State(handle, bounds, asgi_prefixes)
+        self.server_state = State(handle, bounds, sockets_below)
         self.ready = False
         self._address = (host, port)
         self._sockets = list(sockets)
@@ -208,4 +210,4 @@ class Server(uvicorn.Server):
 
 
 async def _no_app(scope: Any, receive: Any, send: Any) -> None:
-    raise RuntimeError("no request is below no prefix")
+    raise RuntimeError("there are no web sockets here")
