@@ -12,7 +12,7 @@ import itertools
 import secrets
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import structlog
@@ -23,11 +23,11 @@ from sluicegate.core.claims import Swept
 from sluicegate.core.counters import deployment_tree, refs
 from sluicegate.core.estimate import Learned
 from sluicegate.core.record import Record, Spent
-from sluicegate.core.tenants import Deployment, Policy
+from sluicegate.core.tenants import Deployment, Policy, Provider
 from sluicegate.gateway import Gateway
 from sluicegate.http.exchange import Exchange
 from sluicegate.http.server import Server
-from sluicegate.http.upstream import Pool
+from sluicegate.http.pools import Pools
 from sluicegate.journal import Journal, JournalState
 from sluicegate.ledger.contract import Ledger, LedgerUnavailable
 from sluicegate.ledger.memory import MemoryLedger
@@ -74,6 +74,11 @@ def deployments(policy: Policy) -> Iterator[Deployment]:
         yield from model.deployments
 
 
+def providers(policy: Policy) -> Iterable[Provider]:
+    """All providers that are called."""
+    return {one.provider.name: one.provider for one in deployments(policy)}.values()
+
+
 class Worker:
     """Everything that one worker process is made of."""
 
@@ -88,8 +93,7 @@ class Worker:
         self.metrics.refresh = self._gauge
         access = access_log(config.log.access, loop)
         self.learned = Learned()
-        providers = {one.provider.name: one.provider for one in deployments(policy)}
-        self._pools = {name: Pool(provider.base_url, ca_file=provider.ca_file, proxy=provider.proxy) for name, provider in providers.items()}
+        self._pools = Pools(providers(policy))
         ids, boot, trees = itertools.count(1), secrets.token_hex(6), counters_by_tree(policy)
         self.records = Records(config.records)
         self.notices = Notices(self.metrics, itertools.chain.from_iterable(trees.values()), self.ledger.peek)
@@ -162,8 +166,7 @@ class Worker:
         with contextlib.suppress(RecordsUnavailable):
             await self.recovery.leave()
         await self._siblings.stop()
-        for pool in self._pools.values():
-            await pool.close()
+        await self._pools.close()
         await self.ledger.close()
         await self.records.close()
         self._journal.close()

@@ -5,7 +5,7 @@ Nothing reaches the client from here.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import structlog
 
@@ -17,7 +17,8 @@ from sluicegate.core.meter import EchoMeter, EventMeter, Meter, sends_each_token
 from sluicegate.dialects.form import Request, Target
 from sluicegate.dialects.registry import between
 from sluicegate.growth import Growth, Pace
-from sluicegate.http.upstream import Pool, UpstreamError, read_all
+from sluicegate.http.pools import Pools
+from sluicegate.http.upstream import UpstreamError, read_all
 from sluicegate.ledger.contract import Ledger
 from sluicegate.providers import forwarded
 from sluicegate.relay import Relay
@@ -36,13 +37,12 @@ class Calls:
 
     def __init__(
         self,
-        pools: Mapping[str, Pool],
+        pools: Pools,
         ledger: Ledger,
         learned: Learned,
         clock: Callable[[], float],
         time_ms: Callable[[], int],
     ) -> None:
-        """pools: by the provider's name."""
         self._pools = pools
         self._ledger = ledger
         self._learned = learned
@@ -61,7 +61,7 @@ class Calls:
             assert path is not None
         body = attempt.via.write_request(request, _target(trip, attempt))
         headers = forwarded(provider, trip.exchange.headers)
-        call = attempt.call = self._pools[provider.name].begin(b"POST", path, headers, body, trip.timeouts)
+        call = attempt.call = self._pools.of(provider).begin(b"POST", path, headers, body, trip.timeouts)
         attempt.billed = "unknown"  # until something is known, however this ends
         trip.exchange.on_gone = attempt.client_left
         started = self._clock()

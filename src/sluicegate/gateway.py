@@ -8,7 +8,7 @@ path ends as always. Every hold that is granted ends, whatever happened: journal
 
 import asyncio
 import types
-from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from random import random
 
 import structlog
@@ -27,7 +27,7 @@ from sluicegate.dialects.content import Inexpressible
 from sluicegate.dialects.form import BadRequest, Request
 from sluicegate.holding import Holding
 from sluicegate.http.exchange import BodyTooLarge, ClientGone, Exchange
-from sluicegate.http.upstream import Pool
+from sluicegate.http.pools import Pools
 from sluicegate.ledger.contract import Ledger, LedgerRecovering, LedgerUnavailable
 from sluicegate.observe.notices import Notices
 from sluicegate.outbox import Outbox
@@ -42,14 +42,14 @@ log = structlog.get_logger("gateway")
 
 
 class Gateway:
-    """Serves requests of one worker under one policy; `policy` and `plans` are swapped together on a reload."""
+    """Serves the requests of one worker, each under the policy that it came under (`apply` swaps it)."""
 
     def __init__(
         self,
         policy: Policy,
         ledger: Ledger,
         outbox: Outbox,
-        pools: Mapping[str, Pool],
+        pools: Pools,
         learned: Learned,
         observers: Sequence[Callable[[Record], None]],
         on_swept: Callable[[Swept], None],
@@ -88,7 +88,7 @@ class Gateway:
             trip.key = self.identify(exchange.headers)
             body = exchange.take_body(self._max_body_bytes) or await exchange.read_body(self._max_body_bytes)
             trip.request = dialect.read_request(body)
-            trip.plan = self._plan(trip.key, trip.request)
+            trip.plan = self._plan(trip.policy, trip.key, trip.request)
             await self._route(trip, trip.plan, trip.request)
         except Reject as rejected:
             trip.rejected = rejected
@@ -132,8 +132,15 @@ class Gateway:
         for observe in self._observers:
             observe(record)
 
-    def _plan(self, key: Key, request: Request) -> Plan:
-        model = self.policy.models.get(request.model)
+    def apply(self, policy: Policy, max_body_bytes: int) -> None:
+        """Serves what comes from now on under this policy."""
+        self.policy = policy
+        self.identify = Credentials(policy.keys).identify
+        self.standings.apply(policy)
+        self._max_body_bytes = max_body_bytes
+
+    def _plan(self, policy: Policy, key: Key, request: Request) -> Plan:
+        model = policy.models.get(request.model)
         if model is None or (key.models is not None and model.name not in key.models):
             raise reject.model_not_found(request.model)
         return self.plans.of(key, model)
@@ -212,11 +219,11 @@ class Gateway:
     async def count(self, exchange: Exchange, read_request: Callable[[bytes], Request]) -> int:
         """Input tokens of a request that is not to be served, at the first deployment of its model: estimated, or where that cannot be, what would be
         held. Raises Reject, ClientGone."""
-        key = self.identify(exchange.headers)
+        policy, key = self.policy, self.identify(exchange.headers)
         try:
             request = read_request(await exchange.read_body(self._max_body_bytes))
-            model = self._plan(key, request).model
-            figures = self._learned.figures(request, model, model.deployments[0], key, self.policy.budget)
+            model = self._plan(policy, key, request).model
+            figures = self._learned.figures(request, model, model.deployments[0], key, policy.budget)
         except BadRequest as error:
             raise reject.bad_request(error) from None
         except BodyTooLarge:

@@ -15,6 +15,7 @@ from sluicegate.config.load import load_text
 from sluicegate.core.claims import Admission, Extension, Reply, Settled, Settlement, Swept
 from sluicegate.core.estimate import Learned
 from sluicegate.core.record import Attempt, Record
+from sluicegate.core.tenants import Provider
 from sluicegate.dialects import openai_chat
 from sluicegate.gateway import Gateway
 from sluicegate.ledger.contract import LedgerUnavailable
@@ -112,6 +113,16 @@ class FakeNotices:
         return lambda *about: self.told.append((what, *about))
 
 
+class FakePools:
+    """Each provider's."""
+
+    def __init__(self, pools: dict[str, FakePool]) -> None:
+        self.pools = pools
+
+    def of(self, provider: Provider) -> FakePool:
+        return self.pools[provider.name]
+
+
 class Stage:
     """A gateway with two deployments in its route, `mock/mock-chat` (or what `first` says) and `b/second`."""
 
@@ -144,7 +155,7 @@ class Stage:
             self.policy,
             self.ledger,
             self.outbox,
-            self.pools,  # type: ignore[arg-type]
+            FakePools(self.pools),  # type: ignore[arg-type]
             self.learned,
             (self.records.append,),
             self.swept.append,

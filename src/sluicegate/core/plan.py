@@ -17,6 +17,8 @@ from sluicegate.core.prices import Price, input_cost_nano_usd
 from sluicegate.core.tenants import NO_CEILING, Counter, Deployment, Key, Model
 from sluicegate.core.usage import Charge
 
+PLANS_MAX = 20_000
+
 _FREE = Price(0, 0)
 
 # Where each figure stands in the row that `amounts` picks from.
@@ -187,23 +189,26 @@ class Plan:
 
 
 class Plans:
-    """Templates of one policy, built when first needed. A reload makes a new one."""
+    """Templates, built when first needed. What is kept is of this very key, model or deployment: a request that began under an earlier policy gets
+    the limits of that one, and no later request does."""
 
     def __init__(self) -> None:
         self._of_key: dict[tuple[str, str], Plan] = {}
-        self._of_deployment: dict[tuple[str, Priority | None], Template] = {}
+        self._of_deployment: dict[tuple[str, Priority | None], tuple[tuple[Counter, ...], Template]] = {}
 
     def of(self, key: Key, model: Model) -> Plan:
         """The plan of a key for a model."""
         plan = self._of_key.get((key.id, model.name))
-        if plan is None:
+        if plan is None or plan.key is not key or plan.model is not model:
+            if len(self._of_key) >= PLANS_MAX:
+                self._of_key.clear()
             plan = self._of_key[key.id, model.name] = Plan(key, model, Template(key.tree, key.counters, model.name, key.priority))
         return plan
 
     def of_deployment(self, deployment: Deployment, priority: Priority | None) -> Template:
         """The template of a deployment's own limits, for callers of one priority."""
-        template = self._of_deployment.get((deployment.id, priority))
-        if template is None:
-            tree = counting.deployment_tree(deployment.id)
-            template = self._of_deployment[deployment.id, priority] = Template(tree, deployment.counters, None, priority)
+        of, template = self._of_deployment.get((deployment.id, priority), (None, None))
+        if template is None or of is not deployment.counters:
+            template = Template(counting.deployment_tree(deployment.id), deployment.counters, None, priority)
+            self._of_deployment[deployment.id, priority] = deployment.counters, template
         return template

@@ -357,6 +357,17 @@ class Pool:
             self._timer.cancel()
         await asyncio.sleep(0)
 
+    @property
+    def busy(self) -> bool:
+        """Calls are under way."""
+        return bool(self._calls)
+
+    def drain(self) -> None:
+        """Keeps no connection any more: idle ones are closed, the others at the end of their call. Calls go on as ever, and new ones may come."""
+        self._max_idle = 0
+        while self._idle:
+            self._idle.pop().transport.close()
+
     # Used by calls and connections.
 
     async def connect(self) -> OriginConnection:

@@ -7,7 +7,7 @@ import pytest
 from sluicegate.core.counters import group
 from sluicegate.core.estimate import Figures
 from sluicegate.core.limits import Priority, parse
-from sluicegate.core.plan import Plans, Template, fit, refills
+from sluicegate.core.plan import PLANS_MAX, Plans, Template, fit, refills
 from sluicegate.core.prices import Price, cost_nano_usd
 from sluicegate.core.rules import amount
 from sluicegate.core.tenants import Deployment, Key, Model, Provider, Scope
@@ -222,3 +222,30 @@ def test_plans_are_made_once() -> None:
     assert plans.of_deployment(deployment, "low") is not plans.of_deployment(deployment, None)
     assert plans.of_deployment(deployment, None).tree == "d/p/m"
     assert [refills(counter) for counter in key.counters] == [False, True]
+
+
+def test_plans_are_of_the_very_key_and_deployment() -> None:
+    """Whoever began under an earlier policy gets its limits, and nobody gets them after."""
+    provider = Provider("p", "openai_chat", "http://127.0.0.1:9/v1", ())
+    own = Scope("p/m", "deployment", "p/m")
+    old, new = (
+        Deployment("p/m", provider, "m", PRICE, False, counters=group("d/p/m", own, [parse(limit)])) for limit in ("1 concurrent", "2 concurrent")
+    )
+    before, after = (Key("acme/@k", "k", "acme", (KEY,), None, group("acme", KEY, [parse(limit)])) for limit in ("5 tokens/day", "6 tokens/day"))
+    plans = Plans()
+    for _ in range(2):
+        for key, deployment, ceiling in ((before, old, 1), (after, new, 2)):
+            model = Model("chat", (deployment,))
+            assert plans.of(key, model).template.counters == key.counters
+            assert plans.of_deployment(deployment, None).counters[0].ceiling == ceiling
+
+
+def test_plans_are_bounded() -> None:
+    """There may be more keys than plans that are kept."""
+    provider = Provider("p", "openai_chat", "http://127.0.0.1:9/v1", ())
+    plans, model = Plans(), Model("chat", (Deployment("p/m", provider, "m", PRICE, False),))
+    first = Key("acme/@0", "0", "acme", (KEY,), None, ())
+    kept = plans.of(first, model)
+    for number in range(1, PLANS_MAX + 1):
+        plans.of(Key(f"acme/@{number}", "n", "acme", (KEY,), None, ()), model)
+    assert plans.of(first, model) is not kept
