@@ -195,7 +195,7 @@ class Worker:
     def _may_scrape(self, exchange: Exchange) -> bool:
         key = self._config.admin.metrics_key
         if key is None:
-            return self._config.server.on_loopback
+            return (self._config.admin.address or self._config.server.address).on_loopback
         presented = exchange.headers.get(b"authorization", b"").removeprefix(b"Bearer ").strip()
         return hmac.compare_digest(presented, key.get_secret_value().encode())
 

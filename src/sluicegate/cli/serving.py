@@ -63,7 +63,7 @@ def serve(
         count = workers or server.workers
         if count > 1 and found.config.ledger.startswith("memory:"):
             raise InputError("ledger: the memory ledger belongs to one process; with more than one worker use sqlite or redis")
-        listener = stack.enter_context(_bind(server.host, server.port if port is None else port))
+        listener = stack.enter_context(_bind(server.address.host, server.address.port if port is None else port))
         if mock:
             stack.enter_context(_mock_beside(env["MOCK_URL"]))
         if file is EXAMPLE:

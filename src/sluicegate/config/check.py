@@ -34,7 +34,7 @@ def report(loaded: Loaded, now_ms: int) -> list[RenderableType]:
 def warnings(loaded: Loaded) -> list[str]:
     """What is allowed but hardly meant. Also logged when the gateway starts."""
     config, policy = loaded.config, loaded.policy
-    of_config = [*_plain_keys(config), *_untranslatable(config), *_closed_metrics(config), *_own_records(config), *_long_waits(config)]
+    of_config = [*_plain_keys(config), *_admin(config), *_untranslatable(config), *_own_records(config), *_long_waits(config)]
     return [*of_config, *_unpriced(policy), *_oversold(policy), *_shadows(policy)]
 
 
@@ -169,9 +169,14 @@ def _untranslatable(config: schema.Config) -> Iterator[str]:
             yield f"providers.{provider}.speaks: {which} one of {', '.join(TRANSLATED_TO)} as well"
 
 
-def _closed_metrics(config: schema.Config) -> Iterator[str]:
-    if not config.server.on_loopback and config.admin.metrics_key is None:
-        yield "server.listen: others than this machine can connect, so /metrics answers nobody; give admin.metrics_key_env to open it"
+def _admin(config: schema.Config) -> Iterator[str]:
+    if config.admin.key is not None:
+        yield "admin.key: the key itself is in the file; better name the variable that has it as key_env"
+    if config.admin.chaos:
+        yield "admin.chaos: is on; who has the admin key can make deployments fail for a time"
+    where, address = ("server", config.server.address) if config.admin.address is None else ("admin", config.admin.address)
+    if not address.on_loopback and config.admin.metrics_key is None:
+        yield f"{where}.listen: others than this machine can connect, so /metrics answers nobody; give admin.metrics_key_env to open it"
 
 
 def _own_records(config: schema.Config) -> Iterator[str]:

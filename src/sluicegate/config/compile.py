@@ -15,6 +15,7 @@ from sluicegate.config.schema import Config
 from sluicegate.core import counters as counting
 from sluicegate.core.tenants import Budget, Key, Model, Policy, Resilience, Timeouts
 
+ADMIN_KEY_MIN = 16
 MARKS_OF_COUNTER_MAX = 48  # a bit for each, in a number that a double holds
 
 
@@ -37,6 +38,7 @@ class _Compiler(Compiling):
         keys = TenantTree(config, self.environ, self.problems).keys()
         if config.ledger.startswith("memory:") and config.server.workers > 1:
             self.problem(("ledger",), "is kept in one process's memory; with several workers use sqlite:///data/ledger.db or redis://")
+        self.check_admin()
         self.check_marks(keys, models)
         if not keys and not self.problems:
             self.problem(("tenants",), "have no key at all; nobody could call")
@@ -49,6 +51,20 @@ class _Compiler(Compiling):
             on_ledger_failure=config.on_ledger_failure,
             resilience=_resilience(config.resilience),
         )
+
+    def check_admin(self) -> None:
+        server, admin = self.config.server, self.config.admin
+        if admin.key is not None and admin.key_of_env is not None:
+            self.problem(("admin", "key"), "is given twice: here and by key_env")
+        if admin.secret is not None and len(admin.secret.get_secret_value()) < ADMIN_KEY_MIN:
+            self.problem(("admin", "key" if admin.key else "key_env"), f"must have at least {ADMIN_KEY_MIN} characters")
+        if admin.secret is not None and admin.listen is None and not server.address.on_loopback:
+            where = "an address for /admin and /metrics alone, such as 127.0.0.1:8081"
+            self.problem(("admin",), f"needs listen ({where}), since others than this machine can connect to server.listen")
+        if admin.listen is not None and admin.address == server.address and server.address.port:
+            self.problem(("admin", "listen"), "must be another address than that of server.listen")
+        if admin.chaos and admin.secret is None:
+            self.problem(("admin", "chaos"), "has no effect without admin.key_env")
 
     def check_marks(self, keys: Mapping[bytes, Key], models: Mapping[str, Model]) -> None:
         of_keys = (counter for key in keys.values() for counter in key.counters)

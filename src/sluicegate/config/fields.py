@@ -145,6 +145,7 @@ Limits = Annotated[list[Annotated[Limit | None, PlainValidator(_limit)]], Before
 LedgerUrl = Annotated[str, Field(pattern=r"^(memory://|sqlite:///.+|(rediss?(\+cluster|\+sentinel)?|unix)://.+)$"), AfterValidator(_enterable)]
 RecordsUrl = Annotated[str, Field(pattern=r"^(sqlite:///.+|postgres(ql)?://.+)$"), AfterValidator(_readable)]
 Marks = Annotated[tuple[int, ...], PlainValidator(lambda value: marks(value, ""))]
+Listen = Annotated[str, Field(pattern=r"^(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9.-]+):[0-9]{1,5}$")]
 EnvSecret = Annotated[SecretStr | None, PlainValidator(_secret_from_environ)]
 Tokenizer = Literal["o200k_base", "cl100k_base"]
 ProxySetting = Annotated[Proxy | Literal["off"] | None, PlainValidator(read_proxy)]

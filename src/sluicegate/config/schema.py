@@ -5,7 +5,7 @@ other is checked in compile.py.
 """
 
 import hashlib
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, SecretStr
 
@@ -14,6 +14,7 @@ from sluicegate.config.fields import (
     EnvSecret,
     LedgerUrl,
     Limits,
+    Listen,
     Marks,
     OnOff,
     PicoUsd,
@@ -36,22 +37,16 @@ class Section(BaseModel):
 # -- server and storage -------------------------------------------------------------------------------------------------------------------
 
 
-class Server(Section):
-    """`server:`"""
+class Address(NamedTuple):
+    """Where something listens."""
 
-    listen: str = Field(default="127.0.0.1:8080", pattern=r"^(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9.-]+):[0-9]{1,5}$")
-    workers: Whole = Field(default=1, ge=1, le=256)
-    drain_ms: Duration = Field(default=60_000, alias="drain")
-    max_body: Size = 32 * 2**20
+    host: str  # without the brackets of an IPv6 address
+    port: int
 
-    @property
-    def host(self) -> str:
-        """Without the brackets of an IPv6 address."""
-        return self.listen.rpartition(":")[0].strip("[]")
-
-    @property
-    def port(self) -> int:
-        return int(self.listen.rpartition(":")[2])
+    @classmethod
+    def read(cls, listen: str) -> "Address":
+        host, _, port = listen.rpartition(":")
+        return cls(host.strip("[]"), int(port))
 
     @property
     def on_loopback(self) -> bool:
@@ -59,10 +54,37 @@ class Server(Section):
         return self.host in ("localhost", "::1") or self.host.startswith("127.")
 
 
-class Admin(Section):
-    """`admin:`. The credential that /metrics asks for when the server is not on loopback."""
+class Server(Section):
+    """`server:`"""
 
+    listen: Listen = "127.0.0.1:8080"
+    workers: Whole = Field(default=1, ge=1, le=256)
+    drain_ms: Duration = Field(default=60_000, alias="drain")
+    max_body: Size = 32 * 2**20
+
+    @property
+    def address(self) -> Address:
+        return Address.read(self.listen)
+
+
+class Admin(Section):
+    """`admin:`. A key switches the admin API on; with `listen`, it and /metrics have an address of their own. `metrics_key`: what /metrics asks for
+    where others than this machine can connect."""
+
+    key: Annotated[SecretStr, AfterValidator(sendable)] | None = None
+    key_of_env: EnvSecret = Field(default=None, alias="key_env")
+    listen: Listen | None = None
+    chaos: OnOff = False
     metrics_key: EnvSecret = Field(default=None, alias="metrics_key_env")
+
+    @property
+    def secret(self) -> SecretStr | None:
+        """The admin key. None: there is no admin API."""
+        return self.key or self.key_of_env
+
+    @property
+    def address(self) -> Address | None:
+        return Address.read(self.listen) if self.listen is not None else None
 
 
 class Timeouts(Section):

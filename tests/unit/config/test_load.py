@@ -55,7 +55,7 @@ def test_a_good_file() -> None:
     """Durations, sizes and defaults are read into their final values."""
     config = load_text(GOOD, {}).config
     assert (config.server.workers, config.server.drain_ms, config.server.max_body) == (2, 5_000, 64 * 2**20)
-    assert (config.server.host, config.server.port, config.server.on_loopback) == ("127.0.0.1", 8080, True)
+    assert (config.server.address, config.server.address.on_loopback) == (("127.0.0.1", 8080), True)
     assert (config.ledger, config.ledger_timeout_ms, config.on_ledger_failure) == ("sqlite:///data/ledger.db", 500, "refuse")
     assert config.server.max_body >= 32 * 10**6
 
@@ -64,7 +64,7 @@ def test_a_good_file() -> None:
 def test_listen(listen: str, host: str, port: int) -> None:
     """An address and a port, IPv6 in brackets."""
     config = load_text(with_line("server: {", f'server: {{listen: "{listen}", '), {}).config
-    assert (config.server.host, config.server.port) == (host, port)
+    assert config.server.address == (host, port)
 
 
 # -- what is refused ----------------------------------------------------------------------------------------------------------------------
