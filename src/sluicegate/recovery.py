@@ -23,7 +23,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import structlog
 
 from sluicegate import seeding
-from sluicegate.core.claims import Announcement, Seed
+from sluicegate.beginnings import Beginnings
+from sluicegate.core.claims import Announcement
 from sluicegate.core.tenants import Counter
 from sluicegate.ledger.contract import Ledger, LedgerUnavailable, TreeState
 from sluicegate.observe.log import StateLog
@@ -39,6 +40,7 @@ LIVE_MS = 5_000  # a worker whose last beat is older is not waited for
 LEASE_MS = 5_000
 CLAIM_MS = 3_000  # a ledger that nobody has claimed for so long is free for other records
 ANNOUNCED_AT_ONCE = 256
+LOOK_S = 0.02
 
 log = structlog.get_logger("recovery")
 
@@ -56,17 +58,19 @@ class Recovery:
         records: Records,
         outbox: Outbox,
         trips: Callable[[], Iterable[Trip]],
-        counters: Mapping[str, Sequence[Counter]],
+        counters: dict[str, Sequence[Counter]],
         worker: str,
         new_epoch: Callable[[], str],
         clock: Callable[[], float],
     ) -> None:
-        """counters: of every tree of the configuration. worker: an id that nobody else has had."""
+        """counters: of every tree of the configuration; changed by `take_up`. worker: an id that nobody else has had."""
         self._ledger = ledger
         self._records = records
         self._outbox = outbox
         self._trips = trips
         self._counters = counters
+        self._wanted = set(counters)  # trees of the present configuration; those of earlier ones are kept for the holds that end there
+        self._beginnings = Beginnings(ledger, records, clock)
         self._worker = worker
         self._new_epoch = new_epoch
         self._clock = clock
@@ -121,10 +125,43 @@ class Recovery:
         await self._beat()
         await self._records.leave(self._worker)
 
+    async def take_up(self, counters: Mapping[str, Sequence[Counter]], within_s: float) -> None:
+        """Before a configuration with these counters is used: its new trees are opened, and new limits begin with what was used before there were any.
+
+        What cannot be done in that time is done later; until then nothing is admitted there.
+        """
+        new = {tree: seeding.spent(_new(some, self._counters[tree] if tree in self._wanted else ())) for tree, some in counters.items()}
+        new = {tree: some for tree, some in new.items() if some and tree in self._counters}
+        fresh = [tree for tree in counters if tree not in self._counters]
+        self._counters |= counters
+        self._wanted = set(counters)
+        self._awake.set()
+        until = self._clock() + within_s
+        if new:
+            begun = asyncio.ensure_future(self._begin(new))
+            await asyncio.wait([begun], timeout=within_s)
+            for tree in new.keys() - (begun.result() if begun.done() else set()):
+                if tree in self._ledger.trees:
+                    self._leave(tree)
+                    self._change(tree, "doubt", "a limit is new, and what was used before is not known yet")
+            self._beginnings.follow(new)
+            self._awake.set()
+        while any(not self._is_open(tree) for tree in fresh) and self._clock() < until:
+            await asyncio.sleep(LOOK_S)
+
+    async def _begin(self, new: Mapping[str, Sequence[Counter]]) -> set[str]:
+        """The trees in which these limits count what was used before."""
+        try:
+            await self._outbox.flush()
+            return await self._beginnings.fill(new, missing_only=False)
+        except RecordsUnavailable:
+            return set()
+
     async def _round(self) -> bool:
         try:
             went_on = await self.step()
             self._away = False
+            await self._beginnings.again()
             return went_on
         except (LedgerUnavailable, RecordsUnavailable) as error:
             if self._closed() and not self._away:
@@ -317,7 +354,7 @@ class Recovery:
                 before, mark = self._left.get(row.tree, (row.epoch, 0))
                 await self._outbox.catch_up(row.tree, mark if before != row.epoch else 0)
                 adopted.append(row)
-        filled = await self._fill([row.tree for row in adopted])
+        filled = await self._beginnings.fill({row.tree: self._counters[row.tree] for row in adopted}, missing_only=True)
         for row in adopted:
             if row.tree not in self._ledger.trees or row.tree not in filled:
                 continue
@@ -340,29 +377,6 @@ class Recovery:
             for error in await asyncio.gather(*(tell(held, announcement) for held, announcement in some), return_exceptions=True):
                 if error is not None:
                     raise error
-
-    async def _fill(self, trees: Sequence[str]) -> set[str]:
-        """A limit that is new begins with what was used in its window before there was any. Returns the trees of which that is true now."""
-        filled: set[str] = set()
-        missing: list[tuple[str, seeding.Question]] = []
-        now_ms = self._ledger.now_ms()
-        for tree in trees:
-            asked = seeding.windows(seeding.questions(self._counters[tree], now_ms))
-            with contextlib.suppress(LedgerUnavailable):
-                present = await self._ledger.peek(seeding.refset(tree, asked))
-                missing += [(tree, question) for question, state in zip(asked, present.states, strict=True) if state == (0, 0)]
-                filled.add(tree)
-        answers = await self._records.sums([question.sum for _, question in missing]) if missing else []
-        seeds: dict[str, list[Seed]] = {}
-        for (tree, question), answer in zip(missing, answers, strict=True):
-            if isinstance(answer, int) and answer:
-                seeds.setdefault(tree, []).append(Seed(question.ref, answer))
-        for tree, some in seeds.items():
-            filled.discard(tree)
-            with contextlib.suppress(LedgerUnavailable):
-                await self._ledger.fill(tree, some)
-                filled.add(tree)
-        return filled
 
     # -- what is in use --
 
@@ -407,3 +421,9 @@ class Recovery:
         if tree not in self._status:
             self._status[tree] = StateLog("tree", "unknown", good=frozenset({"new", "seeding", "open"}))
         self._status[tree](to, tree=tree, reason=why)
+
+
+def _new(counters: Iterable[Counter], known: Iterable[Counter]) -> list[Counter]:
+    """Those of the counters that are not known by their identity."""
+    before = {counter.key_prefix for counter in known}
+    return [counter for counter in counters if counter.key_prefix not in before]

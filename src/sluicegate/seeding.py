@@ -60,6 +60,11 @@ def questions(counters: Iterable[Counter], now_ms: int) -> list[Question]:
     return found
 
 
+def spent(counters: Iterable[Counter]) -> list[Counter]:
+    """Those that do not refill and are no concurrency."""
+    return [counter for counter in counters if counter.limits[0].spends]
+
+
 def windows(asked: Sequence[Question]) -> list[Question]:
     """Those whose counters do not refill: a missing one is not the same as a full one."""
     return [question for question in asked if question.ref.kind == "w"]

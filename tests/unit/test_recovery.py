@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import structlog
 
+from sluicegate.beginnings import FIRST_AGAIN_S, FOLLOWED_S
 from sluicegate.core import counters as counting
 from sluicegate.core.claims import Announcement
 from sluicegate.ledger.contract import LedgerUnavailable
@@ -785,3 +786,87 @@ async def test_a_server_that_changes_while_it_is_verified(net: Net) -> None:
 def lose(net: Net) -> None:
     for file in net.directory.glob("records.db*"):
         file.unlink()
+
+
+# -- another configuration ----------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_new_tree_is_opened_before_it_is_used(net: Net) -> None:
+    """Whoever takes up a configuration with an organization that was not there waits until it can admit; what was there stays as it is."""
+    one = net.worker("one")
+    await recovered(one)
+    await one.spend("a", 100)
+    running = asyncio.create_task(one.recovery.run())
+    state = one.ledger.trees["t"]
+    one.counters["u"] = (counter(LIMITS[0], "u"),)
+    counters = dict(one.counters)
+    del one.counters["u"]
+    await one.recovery.take_up(counters, 5)
+    assert (one.ledger.trees["u"].open, one.ledger.trees["t"] is state, await one.admit("b", 1, "u")) == (True, True, "granted")
+    running.cancel()
+
+
+async def test_a_new_limit_counts_what_was_used_before(net: Net) -> None:
+    """Of its window, as the records have it; so does one that comes back, whatever its counter had when it left."""
+    one = net.worker("one", "100 requests/minute")
+    await recovered(one)
+    bucket, day = (counter(text) for text in ("100 requests/minute", LIMITS[0]))
+    await one.spend("a", 300)
+    await one.recovery.take_up({"t": (bucket, day)}, 5)
+    assert await net.used() == (300, 0)
+    one.counters["t"] = (bucket,)
+    await one.recovery.take_up({"t": (bucket,)}, 5)
+    await one.spend("b", 200)
+    await one.recovery.take_up({"t": (bucket, day)}, 5)
+    assert (await net.used(), one.open) == ((500, 0), True)
+
+
+async def test_what_was_under_way_when_a_limit_came_is_counted_when_it_ends(net: Net) -> None:
+    """It counts on no limit that it did not know of, but in the records: the new window is raised to them for a while."""
+    one = net.worker("one", "100 requests/minute")
+    await recovered(one)
+    counters = {"t": (*one.counters["t"], counter(LIMITS[0]))}
+    assert await one.admit("a", 300) == "granted"
+    await one.recovery.take_up(counters, 5)
+    one.end("a", 300)
+    await one.outbox.flush()
+    assert await net.used() == (0, 0)
+    net.clock.now_ms += int(FIRST_AGAIN_S * 1000)
+    await one.recovery._round()
+    assert await net.used() == (300, 0)
+    net.clock.now_ms += int(FOLLOWED_S * 1000)
+    await one.recovery._round()
+    assert not one.recovery._beginnings._followed
+
+
+async def test_a_limit_that_is_new_while_the_records_are_away_admits_nothing(net: Net) -> None:
+    """What was used before it is not known: its tree is closed until it is, and the other one is not."""
+    one = net.worker("one", "100 requests/minute", trees=("t", "u"))
+    await recovered(one)
+    await one.spend("a", 300)
+    sums = net.records.sums
+    net.records.sums = away  # type: ignore[method-assign, assignment]
+    await one.recovery.take_up({**one.counters, "t": (*one.counters["t"], counter(LIMITS[0]))}, 5)
+    assert (await one.admit("b", 1), await one.admit("c", 1, "u")) == ("recovering", "granted")
+    net.records.sums = sums  # type: ignore[method-assign]
+    await recovered(one)
+    assert (await net.used(), one.open) == ((300, 0), True)
+
+
+async def test_a_tree_that_is_left_out_stays_known(net: Net) -> None:
+    """Holds end there, and when it comes back with a limit, that is a new one."""
+    one = net.worker("one", trees=("t", "u"))
+    await recovered(one)
+    assert await one.admit("a", 300) == "granted"
+    await one.recovery.take_up({"u": one.counters["u"]}, 5)
+    one.end("a", 300)
+    await settle()
+    assert await net.used() == (300, 0)
+    await one.outbox.flush()
+    net.first._book.put_counter(counting.ref(counter(LIMITS[0]), net.clock.now_ms).key, "w", [0, 0], None)
+    await one.recovery.take_up({"u": one.counters["u"], "t": (counter(LIMITS[0]),)}, 5)
+    assert await net.used() == (300, 0)
+
+
+async def away(*_: Any) -> Any:
+    raise RecordsUnavailable("away")

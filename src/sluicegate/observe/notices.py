@@ -24,8 +24,12 @@ class Notices:
     def __init__(self, metrics: Metrics, counters: Iterable[Counter], peek: "Callable[[RefSet], asyncio.Future[Reply]]") -> None:
         """counters: all of the policy. peek: reads states from the ledger."""
         self._metrics = metrics
-        self._counters = {counter.key_prefix: counter for counter in counters}
         self._peek = peek
+        self.know(counters)
+
+    def know(self, counters: Iterable[Counter]) -> None:
+        """These are all counters from now on."""
+        self._counters = {counter.key_prefix: counter for counter in counters}
 
     def shadow(self, counter: Counter) -> None:
         """A request was granted that a limit in mode shadow would have refused. Its record names the limit."""
