@@ -2,14 +2,13 @@
 
 import os
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from sluicegate.config.load import Loaded, load, read_env_file
+from sluicegate.config.load import Loaded, Source
 
 WIDTH_UNSEEN = 140  # of what goes into a file or a pipe
 
@@ -25,15 +24,15 @@ class InputError(Exception):
     """What the user gave is wrong: one line that names the field or the option. Exit code 2."""
 
 
-def environment(file: Path | None) -> dict[str, str]:
-    """The environment, over the lines of `--env-file`."""
-    if file is not None and not file.is_file():
-        raise InputError(f"--env-file: there is no file {file}")
-    return (read_env_file(file) if file is not None else {}) | dict(os.environ)
-
-
-def loaded(file: Path, env: Mapping[str, str]) -> Loaded:
-    """The configuration of a file. Raises InputError if there is none, ConfigError if it cannot be used."""
+def source(file: Path, env_file: Path | None, **more: str) -> Source:
+    """Where a configuration is read from: the file, the environment with some variables more, the lines of `--env-file`. Raises InputError."""
+    if env_file is not None and not env_file.is_file():
+        raise InputError(f"--env-file: there is no file {env_file}")
     if not file.is_file():
         raise InputError(f"there is no configuration {file}; name one with --config")
-    return load(file, env)
+    return Source(file, {**os.environ, **more}, env_file)
+
+
+def loaded(file: Path, env_file: Path | None) -> Loaded:
+    """The configuration of a file. Raises InputError if there is none, ConfigError if it cannot be used."""
+    return source(file, env_file).read().load()

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sluicegate import app
-from sluicegate.cli.console import DEFAULT_CONFIG, ConfigFile, EnvFile, console, environment, loaded
+from sluicegate.cli.console import DEFAULT_CONFIG, ConfigFile, EnvFile, console, loaded
 from sluicegate.config.check import report
 from sluicegate.config.load import Loaded
 from sluicegate.core.claims import CounterView, HoldView
@@ -31,7 +31,7 @@ def check(file: Annotated[Path, typer.Argument(metavar="FILE")], env_file: EnvFi
 
     A ledger of several servers is asked which they are; no other connection is made.
     """
-    found = loaded(file, environment(env_file))
+    found = loaded(file, env_file)
     for part in report(found, time.time_ns() // 1_000_000):
         console.print(part, highlight=False)
     if found.config.ledger.partition("://")[0].endswith(("+cluster", "+sentinel")):
@@ -40,7 +40,7 @@ def check(file: Annotated[Path, typer.Argument(metavar="FILE")], env_file: EnvFi
 
 def show(config: ConfigFile = DEFAULT_CONFIG, env_file: EnvFile = None) -> None:
     """Print the counters and the open holds, in words."""
-    found = loaded(config, environment(env_file))
+    found = loaded(config, env_file)
     now_ms, counters, records = asyncio.run(_read(found))
     holds = [hold for hold in records if hold.state not in _MARKERS]
     known = {counter.key_prefix: counter for counter in _counters(found.policy)}

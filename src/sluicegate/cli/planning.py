@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sluicegate import app
-from sluicegate.cli.console import DEFAULT_CONFIG, ConfigFile, EnvFile, InputError, console, environment, loaded
+from sluicegate.cli.console import DEFAULT_CONFIG, ConfigFile, EnvFile, InputError, console, loaded
 from sluicegate.config.load import Loaded
 from sluicegate.core import refusals, rules
 from sluicegate.core.book import SLICES, Counter, amount
@@ -73,7 +73,7 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
     """Tell what would happen to a request now. Sends nothing, takes nothing."""
-    found = loaded(config, environment(env_file))
+    found = loaded(config, env_file)
     body = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
     report = asyncio.run(_report(found, _key(found.policy, key), _request(body)))
     if as_json:

@@ -1,8 +1,7 @@
 """`serve` and `mock`: the processes that listen.
 
 The parent binds the socket, so that a port in use is an error before anything starts; every worker inherits it, and listens when it can serve.
-One worker runs in the parent itself; several under supervisor.py, each as `sluicegate worker`, which reads the same configuration in the same
-environment.
+One worker runs in the parent itself; several under supervisor.py, each as `sluicegate worker`, which reads the same files in the same environment.
 """
 
 import contextlib
@@ -11,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -20,13 +19,17 @@ from urllib.parse import urlsplit
 import typer
 
 from sluicegate import app
-from sluicegate.cli.console import DEFAULT_CONFIG, ConfigFile, EnvFile, InputError, console, environment, loaded
-from sluicegate.config.load import EXAMPLE
+from sluicegate.cli.console import DEFAULT_CONFIG, ConfigFile, EnvFile, InputError, console, errors, source
+from sluicegate.config.fields import ConfigError
+from sluicegate.config.load import EXAMPLE, Loaded, Source
+from sluicegate.config.watch import LOOK_S
 from sluicegate.http.server import bind
 from sluicegate.mock import from_mapping, run_mock
+from sluicegate.reloading import fixed
 from sluicegate.supervisor import Supervisor, watch_parent
 
 MOCK_START_S = 20.0
+FIXED = "SLUICEGATE_FIXED"  # a variable of workers: what tells a configuration that they can use
 
 TRY_IT = """\
 Try it:
@@ -54,32 +57,50 @@ def serve(
 ) -> None:
     """Run the gateway. The first SIGTERM or Ctrl-C drains, the second cuts."""
     file = config or (EXAMPLE if mock else DEFAULT_CONFIG)
-    env = environment(env_file)
     with contextlib.ExitStack() as stack:
-        if mock:
-            env["MOCK_URL"] = f"http://127.0.0.1:{free_port()}/v1"
-        found = loaded(file, env)
+        more = {"MOCK_URL": f"http://127.0.0.1:{free_port()}/v1"} if mock else {}
+        read_from = source(file, env_file, **more)
+        found = read_from.read().load()
         server = found.config.server
         count = workers or server.workers
         if count > 1 and found.config.ledger.startswith("memory:"):
             raise InputError("ledger: the memory ledger belongs to one process; with more than one worker use sqlite or redis")
         listener = stack.enter_context(_bind(server.address.host, server.address.port if port is None else port))
         if mock:
-            stack.enter_context(_mock_beside(env["MOCK_URL"]))
+            stack.enter_context(_mock_beside(more["MOCK_URL"]))
         if file is EXAMPLE:
             console.print(TRY_IT.format(url=_url(listener)), markup=False, highlight=False, soft_wrap=True)
         if count == 1:
             app.serve_worker(found, [listener])
             return
-        code = Supervisor(lambda life_line: _spawn_worker(file, env, listener, life_line), count, [listener], console.print).run()
+        code = Supervisor(lambda life_line: _spawn_worker(found, listener, life_line), count, [listener], console.print).run()
     if code:
         raise typer.Exit(code)
 
 
-def worker(config: ConfigFile, listener: Annotated[int, typer.Option()], life_line: Annotated[int, typer.Option()]) -> None:
+def worker(
+    config: ConfigFile, listener: Annotated[int, typer.Option()], life_line: Annotated[int, typer.Option()], env_file: EnvFile = None
+) -> None:
     """One of several workers; `serve` starts it with the descriptors of the listening socket and of the parent's life line."""
     watch_parent(life_line)
-    app.serve_worker(loaded(config, os.environ), [socket.socket(fileno=listener)])
+    app.serve_worker(_usable(Source(config, dict(os.environ), env_file), os.environ[FIXED]), [socket.socket(fileno=listener)])
+
+
+def _usable(source: Source, fixed_as: str) -> Loaded:
+    """What the files have, once it can be used beside the other workers: one that starts anew while they are broken, or name another ledger, waits."""
+    told = ""
+    while True:
+        try:
+            found = source.read().load()
+            if fixed(found.config) == fixed_as:
+                return found
+            why = "it differs from the one in use in what a running gateway cannot change"
+        except (ConfigError, OSError) as error:
+            why = str(error)
+        if why != told:
+            errors.print(f"worker {os.getpid()} waits for a configuration that it can use: {why}", markup=False, highlight=False, soft_wrap=True)
+            told = why
+        time.sleep(LOOK_S)
 
 
 class MockDialect(StrEnum):
@@ -132,9 +153,13 @@ def _url(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def _spawn_worker(file: Path, env: Mapping[str, str], listener: socket.socket, life_line: int) -> "subprocess.Popen[bytes]":
-    command = [sys.executable, "-m", "sluicegate", "worker", f"--config={file}", f"--listener={listener.fileno()}", f"--life-line={life_line}"]
-    return subprocess.Popen(command, env=env, pass_fds=[listener.fileno(), life_line], start_new_session=True)
+def _spawn_worker(found: Loaded, listener: socket.socket, life_line: int) -> "subprocess.Popen[bytes]":
+    source = found.source
+    assert source is not None
+    more = [] if source.env_file is None else [f"--env-file={source.env_file}"]
+    command = [sys.executable, "-m", "sluicegate", "worker", f"--config={source.file}", f"--listener={listener.fileno()}", f"--life-line={life_line}"]
+    env = {**source.environ, FIXED: fixed(found.config)}
+    return subprocess.Popen([*command, *more], env=env, pass_fds=[listener.fileno(), life_line], start_new_session=True)
 
 
 @contextlib.contextmanager

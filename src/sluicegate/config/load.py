@@ -4,6 +4,7 @@ Every problem is told with the path of the field and the line of the file; all o
 Unknown fields, keys that are written twice and missing variables are problems. Fails with ConfigError; a file that cannot be read, with OSError.
 """
 
+import hashlib
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -29,24 +30,64 @@ from sluicegate.core.tenants import Policy
 EXAMPLE = File(__file__).parents[1] / "example.yaml"
 
 
+class Source(msgspec.Struct, frozen=True):
+    """Where a configuration is read from, as often as need be. Variables come from `environ` and, where it lacks them, from `env_file`."""
+
+    file: File
+    environ: Mapping[str, str]
+    env_file: File | None = None
+
+    @property
+    def files(self) -> tuple[File, ...]:
+        """All that it is made of."""
+        return (self.file,) if self.env_file is None else (self.file, self.env_file)
+
+    def read(self) -> "Text":
+        """What the files have now. Raises OSError."""
+        of_env = self.env_file.read_bytes() if self.env_file is not None else b""
+        return Text(self, self.file.read_bytes(), of_env)
+
+
+class Text(msgspec.Struct, frozen=True):
+    """What a source had at one time, to be told from what it had at others by `version`."""
+
+    source: Source
+    data: bytes
+    of_env: bytes
+
+    @property
+    def version(self) -> str:
+        return hashlib.sha256(self.data + b"\0" + self.of_env).hexdigest()[:12]
+
+    def load(self) -> "Loaded":
+        """The configuration. Raises ConfigError."""
+        source, variables = self.source, {}
+        if source.env_file is not None:
+            variables = env_lines(_utf8(self.of_env, source.env_file), source.env_file)
+        found = load_text(_utf8(self.data, source.file), {**variables, **source.environ}, str(source.file))
+        return msgspec.structs.replace(found, source=source, version=self.version)
+
+
 class Loaded(msgspec.Struct, frozen=True):
     """A configuration that can be used."""
 
     file: str
     config: Config
     policy: Policy
+    source: Source | None = None  # None: it was given as a text
+    version: str = ""  # of the text
 
 
 def load(file: File, environ: Mapping[str, str] | None = None, env_file: File | None = None) -> Loaded:
     """Reads a file. Variables come from `environ` (the process's own by default) and, where it lacks them, from `env_file`."""
-    variables = dict(os.environ if environ is None else environ)
-    if env_file is not None:
-        variables = read_env_file(env_file) | variables
+    return Source(file, dict(os.environ if environ is None else environ), env_file).read().load()
+
+
+def _utf8(data: bytes, file: File) -> str:
     try:
-        text = file.read_text(encoding="utf-8")
+        return data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise ConfigError(str(file), [Problem((), f"is not UTF-8: {error.reason}")]) from None
-    return load_text(text, variables, str(file))
 
 
 def load_text(text: str, environ: Mapping[str, str], file: str = "config") -> Loaded:
@@ -72,10 +113,10 @@ def load_text(text: str, environ: Mapping[str, str], file: str = "config") -> Lo
 _ENV_LINE = re.compile(r"(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)\s*=\s*(?:\"([^\"]*)\"|'([^']*)'|([^\s#\"'][^#]*?)?)\s*(?:#.*)?")
 
 
-def read_env_file(file: File) -> dict[str, str]:
+def env_lines(text: str, file: File) -> dict[str, str]:
     """`NAME=value` per line; quotes, `export` and `#` comments are understood, nothing is expanded."""
     variables = {}
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(text.splitlines(), 1):
         stripped = line.strip()
         if not stripped or stripped.startswith("#"):
             continue

@@ -34,19 +34,18 @@ class Pools:
         return pool
 
     def apply(self, providers: Iterable[Provider]) -> None:
-        """These are the providers from now on."""
-        before, self._of = self._of, {}
-        self._drained = [(provider, pool) for provider, pool in self._drained if pool.busy]
+        """These are the providers from now on. Raises OSError or ValueError, and changes nothing, where one of them cannot be called."""
+        found: dict[str, tuple[Provider, Pool]] = {}
         for provider in providers:
-            known, pool = before.get(provider.name, (None, None))
-            if known is not None and pool is not None and _same_place(known, provider):
-                del before[provider.name]
-                self._of[provider.name] = provider, pool
-            else:
-                self._of[provider.name] = provider, _pool(provider)
-        for provider, pool in before.values():
+            known, pool = self._of.get(provider.name, (None, None))
+            stays = known is not None and pool is not None and _same_place(known, provider)
+            found[provider.name] = provider, pool if stays and pool is not None else _pool(provider)
+        kept = {id(pool) for _, pool in found.values()}
+        left = [(provider, pool) for provider, pool in self._of.values() if id(pool) not in kept]
+        for _, pool in left:
             pool.drain()
-            self._drained.append((provider, pool))
+        self._drained = [(provider, pool) for provider, pool in self._drained if pool.busy] + left
+        self._of = found
 
     def values(self) -> Iterator[Pool]:
         """All of them, those that are being drained too."""

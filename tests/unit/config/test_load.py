@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluicegate.config import ConfigError, Loaded, load, load_text
-from sluicegate.config.load import read_env_file
+from sluicegate.config.load import env_lines
 
 GOOD = """\
 server: {workers: 2, drain: 5s, max_body: 64MiB}
@@ -235,7 +235,7 @@ def test_env_file(tmp_path: Path) -> None:
     config, env = tmp_path / "c.yaml", tmp_path / ".env"
     config.write_text(with_line("base_url: http://127.0.0.1:1/v1", 'base_url: "http://${A}:${B}/v1"'))
     env.write_text("# where\nexport A='from file'\nB = 7 # port\n\nC=\"x # y\"\nD=\n")
-    assert read_env_file(env) == {"A": "from file", "B": "7", "C": "x # y", "D": ""}
+    assert env_lines(env.read_text(), env) == {"A": "from file", "B": "7", "C": "x # y", "D": ""}
     assert base_url(load(config, {"A": "process"}, env)) == "http://process:7/v1"
 
 
@@ -244,7 +244,7 @@ def test_a_bad_env_file_names_its_line(tmp_path: Path) -> None:
     env = tmp_path / ".env"
     env.write_text("A=1\nnot this\n")
     with pytest.raises(ConfigError, match=re.escape(f"{env}:2: must be NAME=value")):
-        read_env_file(env)
+        env_lines(env.read_text(), env)
 
 
 def test_a_file_that_is_not_utf8(tmp_path: Path) -> None:
