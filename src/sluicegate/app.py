@@ -10,10 +10,12 @@ import gc
 import hmac
 import itertools
 import secrets
+import signal
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Literal
 
 import structlog
 
@@ -26,8 +28,8 @@ from sluicegate.core.record import Record, Spent
 from sluicegate.core.tenants import Deployment, Policy, Provider
 from sluicegate.gateway import Gateway
 from sluicegate.http.exchange import Exchange
-from sluicegate.http.server import Server
 from sluicegate.http.pools import Pools
+from sluicegate.http.server import Server
 from sluicegate.journal import Journal, JournalState
 from sluicegate.ledger.contract import Ledger, LedgerUnavailable
 from sluicegate.ledger.memory import MemoryLedger
@@ -40,12 +42,14 @@ from sluicegate.outbox import Outbox
 from sluicegate.records.rows import RecordsUnavailable
 from sluicegate.records.store import Records
 from sluicegate.recovery import OtherRecords, Recovery
+from sluicegate.reloading import Reloading
 from sluicegate.seeding import counters_by_tree
 from sluicegate.surface import Surface
 from sluicegate.upkeep import Upkeep
 
 LEDGER_AWAY_S = 10.0  # not ready after this long without the ledger or a tree's state, under `on_ledger_failure: refuse`
 START_S = 10.0  # for which a start waits for the states of all trees
+TAKE_UP_S = 3.0  # for which a new configuration waits to have its limits ready
 SETTLE_AT_STOP_S = 5.0
 GC_THRESHOLD = 20_000  # allocations; the default of 700 is reached within two requests
 
@@ -91,7 +95,6 @@ class Worker:
         self.ledger = ledger_of(loaded)
         self.metrics = Metrics(lambda model: model in self.gateway.policy.models)
         self.metrics.refresh = self._gauge
-        access = access_log(config.log.access, loop)
         self.learned = Learned()
         self._pools = Pools(providers(policy))
         ids, boot, trees = itertools.count(1), secrets.token_hex(6), counters_by_tree(policy)
@@ -105,7 +108,7 @@ class Worker:
             self._outbox,
             self._pools,
             self.learned,
-            (self.metrics.observe,) if access is None else (self.metrics.observe, access),
+            self._observers(loaded),
             self._swept,
             self.notices,
             lambda: f"req_{boot}{next(ids):08x}",
@@ -116,12 +119,17 @@ class Worker:
         self.recovery = Recovery(
             self.ledger, self.records, self._outbox, lambda: self.gateway.trips, trees, boot, lambda: secrets.token_hex(8), time.monotonic
         )
+        self.reloading = Reloading(loaded, self.apply, time_ms)
         self._upkeep = self._keep_up()
         self.metrics.journal = lambda: (self._outbox.backlog, self._journal.dropped)
         self._siblings = Siblings(Path(config.journal), self.metrics)
         self.surface = Surface(self.gateway, self.ledger, self.readiness, self._siblings.scrape, self._may_scrape)
         self._tasks: list[asyncio.Task[None]] = []
         self.server: Server | None = None
+
+    def _observers(self, loaded: Loaded) -> tuple[Callable[[Record], None], ...]:
+        access = access_log(loaded.config.log.access, asyncio.get_running_loop())
+        return (self.metrics.observe,) if access is None else (self.metrics.observe, access)
 
     def _keep_up(self) -> Upkeep:
         metrics, ttl_ms = self.metrics, self._loaded.policy.budget.hold_ttl_ms
@@ -133,7 +141,7 @@ class Worker:
 
         A ledger or records that are away do not stop a start; nothing is admitted until both are there. Raises OtherRecords.
         """
-        for tokenizer in sorted({one.tokenizer for one in deployments(self._loaded.policy) if one.tokenizer}):
+        for tokenizer in _tokenizers(self._loaded.policy):
             meter.load(tokenizer)
         loop, there = asyncio.get_running_loop(), True
         try:
@@ -156,6 +164,29 @@ class Worker:
         except OSError as error:  # a gateway without the others' figures is better than none
             log.warning("metrics of other workers cannot be had", reason=str(error))
         self._tasks += [loop.create_task(self._upkeep.run()), loop.create_task(self._outbox.run())]
+        if self._loaded.source is not None:
+            self._tasks.append(loop.create_task(self.reloading.run(self._loaded.source)))
+
+    async def apply(self, loaded: Loaded) -> None:
+        """Serves what comes from now on as this says; requests under way keep what they came under.
+
+        Raises OSError or ValueError, and has changed nothing, where it cannot be used: an authority's file that is not there, say.
+        """
+        before, policy, config = self._loaded, loaded.policy, loaded.config
+        for tokenizer in _tokenizers(policy):
+            await asyncio.to_thread(meter.load, tokenizer)
+        self._pools.apply(providers(policy))
+        trees = counters_by_tree(policy)
+        await self.recovery.take_up(trees, TAKE_UP_S)
+        self._loaded, self._config = loaded, config
+        self._keys = {key.id: key for key in policy.keys.values()}
+        self.notices.know(itertools.chain.from_iterable(trees.values()))
+        self.gateway.apply(policy, self._observers(loaded), config.server.max_body)
+        self._upkeep.hold_for(policy.budget.hold_ttl_ms)
+        if self.server is not None:
+            self.server.drain_s = config.server.drain_ms / 1000
+        if _log_form(loaded) != _log_form(before):
+            configure(_log_form(loaded))
 
     async def stop(self) -> None:
         """After the last request: what is owed to ledger and records is sent, for a few seconds; the rest stays in the journal."""
@@ -224,6 +255,14 @@ class Worker:
             self._outbox.spend(tree, swept.hold_id, corrected)
 
 
+def _tokenizers(policy: Policy) -> list[str]:
+    return sorted({one.tokenizer for one in deployments(policy) if one.tokenizer})
+
+
+def _log_form(loaded: Loaded) -> Literal["json", "console"]:
+    return "json" if loaded.config.log.access == "json" else "console"
+
+
 def _journal_log() -> Callable[[JournalState], None]:
     say = StateLog("journal", "ok", good=frozenset({"ok"}))
     return lambda state: say(state.status, reason=state.reason, waiting=state.waiting, dropped=state.dropped)
@@ -245,7 +284,7 @@ async def serving(loaded: Loaded, host: str = "127.0.0.1", port: int = 0) -> Asy
 
 def serve_worker(loaded: Loaded, sockets: Sequence[socket.socket]) -> None:
     """One worker process: serves until a signal has drained it."""
-    configure("json" if loaded.config.log.access == "json" else "console")
+    configure(_log_form(loaded))
     made: list[Worker] = []
 
     async def start() -> None:
@@ -253,6 +292,8 @@ def serve_worker(loaded: Loaded, sockets: Sequence[socket.socket]) -> None:
         made.append(worker)
         worker.server = server
         await worker.start()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, worker.reloading.soon)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGHUP,))  # blocked by the parent, so that none ends a worker that starts
 
     def handle(exchange: Exchange) -> Awaitable[None]:
         return made[0].surface.handle(exchange)

@@ -132,9 +132,10 @@ class Gateway:
         for observe in self._observers:
             observe(record)
 
-    def apply(self, policy: Policy, max_body_bytes: int) -> None:
+    def apply(self, policy: Policy, observers: Sequence[Callable[[Record], None]], max_body_bytes: int) -> None:
         """Serves what comes from now on under this policy."""
         self.policy = policy
+        self._observers = observers
         self.identify = Credentials(policy.keys).identify
         self.standings.apply(policy)
         self._max_body_bytes = max_body_bytes

@@ -1,7 +1,7 @@
 """`serve --workers N`: one parent that listens, N worker processes that accept from its socket.
 
 The parent handles no requests and imports nothing of the gateway. It passes the first and every further SIGTERM or SIGINT on to all workers
-(the first drains, the second cuts), starts a worker anew when one ends, and ends when the last worker has.
+(the first drains, the second cuts), and each SIGHUP (they read their configuration anew); it starts a worker anew when one ends, and ends when the last worker has.
 A worker that cannot live is not started for ever: after EARLY_DEATHS_MAX early deaths in a row the rest is drained and the exit code is 1.
 If the parent itself is killed, its end of each worker's life line closes and the workers drain by themselves: `watch_parent`.
 """
@@ -42,7 +42,7 @@ class Supervisor:
         awake, wake = socket.socketpair()
         awake.setblocking(False)
         wake.setblocking(False)
-        caught = {number: signal.signal(number, _caught) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)}
+        caught = {number: signal.signal(number, _caught) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGHUP)}
         previous = signal.set_wakeup_fd(wake.fileno())
         try:
             with selectors.DefaultSelector() as selector:
@@ -65,6 +65,9 @@ class Supervisor:
         for number in numbers:
             if number in (signal.SIGTERM, signal.SIGINT):
                 self._stop()
+            elif number == signal.SIGHUP:
+                for worker in self._running:
+                    worker.send_signal(signal.SIGHUP)
 
     def _stop(self) -> None:
         """Tells every worker, once more each time. Only the workers keep the socket, so that it closes when they stop accepting."""
@@ -99,7 +102,10 @@ class Supervisor:
         self._start_at = [at for at in self._start_at if at > now]
         for _ in due:
             reading, writing = os.pipe()
+            # Its default would end a worker that has not come so far as to handle it: it waits until then.
+            signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGHUP,))
             worker = self._spawn(reading)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGHUP,))
             os.close(reading)
             self._running[worker] = (now, writing)
 

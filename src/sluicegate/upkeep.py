@@ -5,6 +5,7 @@ says nothing about it: each kind of work answers whether it asked.
 """
 
 import asyncio
+import contextlib
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
 
@@ -49,6 +50,7 @@ class Upkeep:
         self._ledger = ledger
         self._learned = learned
         self._hold_ttl_ms = hold_ttl_ms
+        self._ttl_changed = asyncio.Event()
         self._on_swept = on_swept
         self._on_marks = on_marks
         self._on_answer = on_answer
@@ -57,10 +59,16 @@ class Upkeep:
         self._failing: set[str] = set()  # kinds of work
         self._state = StateLog("ledger", "up", good=frozenset({"up"}))
 
+    def hold_for(self, ttl_ms: int) -> None:
+        """Holds last so long without a renewal from now on; if that is another time than before, all are renewed at once."""
+        if ttl_ms != self._hold_ttl_ms:
+            self._hold_ttl_ms = ttl_ms
+            self._ttl_changed.set()
+
     async def run(self) -> None:
         """Runs until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._every(self._hold_ttl_ms / 3000, self.renew))
+            tasks.create_task(self._renewals())
             tasks.create_task(self._every(SWEEP_S, self.sweep))
             tasks.create_task(self._every(LEARN_S, self.learn))
             tasks.create_task(self._watch_loop())
@@ -111,23 +119,34 @@ class Upkeep:
             await asyncio.sleep(LAG_S)
             self._on_lag(max(0, int((self._clock() - due) * 1e6)))
 
+    async def _renewals(self) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._hold_ttl_ms / 3000):
+                    await self._ttl_changed.wait()
+            self._ttl_changed.clear()
+            await self._do(self.renew)
+
     async def _every(self, period_s: float, work: Callable[[], Awaitable[bool]]) -> None:
         while True:
             await asyncio.sleep(period_s)
-            started = self._clock()
-            try:
-                asked = await work()
-            except LedgerRecovering:
-                continue
-            except LedgerUnavailable as error:
-                self._change(work.__name__, away=True, why=str(error))
-            except Exception:
-                log.exception("background work failed", work=work.__name__)
-            else:
-                if asked:
-                    self.seen_at = self._clock()
-                    self._on_answer(work.__name__, int((self.seen_at - started) * 1e6))
-                    self._change(work.__name__, away=False)
+            await self._do(work)
+
+    async def _do(self, work: Callable[[], Awaitable[bool]]) -> None:
+        started = self._clock()
+        try:
+            asked = await work()
+        except LedgerRecovering:
+            return
+        except LedgerUnavailable as error:
+            self._change(work.__name__, away=True, why=str(error))
+        except Exception:
+            log.exception("background work failed", work=work.__name__)
+        else:
+            if asked:
+                self.seen_at = self._clock()
+                self._on_answer(work.__name__, int((self.seen_at - started) * 1e6))
+                self._change(work.__name__, away=False)
 
     def _change(self, work: str, away: bool, why: str = "") -> None:
         """The ledger is up when every kind of work gets its answers: they may come from servers of their own."""

@@ -101,7 +101,7 @@ class Server(uvicorn.Server):
         self._sockets = list(sockets)
         self._on_start = on_start
         self._on_stop = on_stop
-        self._drain_s = drain_s
+        self.drain_s = drain_s
         self._drain_delay_s = drain_delay_s
         self._asked = asyncio.Event()
         self._cut = asyncio.Event()
@@ -161,7 +161,7 @@ class Server(uvicorn.Server):
             server.close()
         for connection in list(state.connections):
             connection.shutdown()
-        await self._until(lambda: self._cut.is_set() or self._quiet(), self._drain_s)
+        await self._until(lambda: self._cut.is_set() or self._quiet(), self.drain_s)
         if not self._quiet():
             await self._cut_all()
         await self.lifespan.shutdown()
