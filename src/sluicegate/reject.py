@@ -6,9 +6,10 @@ A `Reject` is a value that travels as an exception up to `gateway.serve`, which 
 from math import ceil
 from typing import Any
 
-from sluicegate.core.classify import Outcome
+from sluicegate.core.classify import Kind, Outcome
 from sluicegate.core.refusals import Refusal, iso
 from sluicegate.dialects.form import BadRequest
+from sluicegate.dialects.tariffs import dearer
 
 Headers = tuple[tuple[bytes, bytes], ...]
 
@@ -38,6 +39,7 @@ class Reject(Exception):
         self.reason = reason  # of a refusal by a limit
         self.here_only = False  # another deployment of the route may do better
         self.unasked = False  # this one was not asked: what one said that was says more
+        self.kind: Kind = ""  # of an upstream's failure
 
 
 def bad_request(error: BadRequest) -> Reject:
@@ -71,7 +73,16 @@ def model_not_found(model: str) -> Reject:
 
 def price_unknown(model: str) -> Reject:
     """402: a dollar limit applies and no deployment of the model has a price."""
-    return Reject(402, "budget_error", "price_unknown", f"A dollar limit applies and model {model!r} has no price.", "model", no_retry())
+    rejected = Reject(402, "budget_error", "price_unknown", f"A dollar limit applies and model {model!r} has no price.", "model", no_retry())
+    rejected.here_only = rejected.unasked = True
+    return rejected
+
+
+def tariff_unknown(tariff: str) -> Reject:
+    """400: a client asks for what may cost more than the price of a deployment, and it has no price for that."""
+    rejected = bad_request(dearer(tariff.partition("=")[0]))
+    rejected.here_only = True
+    return rejected
 
 
 def ledger_unavailable() -> Reject:
@@ -130,7 +141,7 @@ def upstream(outcome: Outcome) -> Reject:
     """What the upstream said, if no other deployment answered."""
     headers: Headers = ((b"retry-after", outcome.retry_after.encode()),) if outcome.retry_after else ()
     rejected = Reject(outcome.status, outcome.type, outcome.code, outcome.message, outcome.param, headers)
-    rejected.here_only = outcome.elsewhere
+    rejected.here_only, rejected.kind = outcome.elsewhere, outcome.kind
     return rejected
 
 

@@ -5,7 +5,7 @@ The rules are pure (core/standing.py, core/waits.py); here is the worker's state
 comes from probes (`rate`), and never alone keeps a request from it.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
 import structlog
@@ -13,11 +13,13 @@ import structlog
 from sluicegate import reject
 from sluicegate.core.classify import Outcome
 from sluicegate.core.standing import Permit, Standing
-from sluicegate.core.tenants import Model, Policy
+from sluicegate.core.tenants import Deployment, Policy
 from sluicegate.reject import Reject
 
 Health = Literal["unknown", "healthy", "degraded", "down"]
 RANKS: dict[Health, int] = {"degraded": 1, "down": 2}  # tried after those of a lower one; others have 0
+BROKEN = frozenset(("server_error", "timeout", "connection", "malformed", "account"))  # kinds of failure for which one is left alone, but for limits
+LIMITED = frozenset(("rate_limit",))
 TOLD_FROM = 0.1  # of a cooldown: others are not told that it is longer by less
 
 log = structlog.get_logger("standings")
@@ -27,14 +29,22 @@ class Standings:
     """The standing of every deployment of a policy."""
 
     def __init__(self, policy: Policy, clock: Callable[[], float], random: Callable[[], float]) -> None:
-        self._resilience = resilience = policy.resilience
         self._clock = clock
         self._random = random
         self.on_cooled: Callable[[str, float, str, bool], None] = _unheard  # (deployment, for_s, reason, limited): found here, for the other workers
         self.unwell: dict[str, Health] = {}  # the deployments that are degraded or down
-        ids = {one.id for model in policy.models.values() for one in model.deployments}
+        self._of: dict[str, Standing] = {}
+        self.apply(policy)
+
+    def apply(self, policy: Policy) -> None:
+        """Follows a policy. What is known of a deployment stays known, also of one that is gone: requests under way may still be there."""
+        self._resilience = resilience = policy.resilience
         failures, pause_s = resilience.breaker_failures, resilience.breaker_pause_ms / 1000
-        self._of = {deployment: Standing(deployment, failures, pause_s, _log_change) for deployment in ids}
+        for standing in self._of.values():
+            standing.configure(failures, pause_s)
+        self._listed = {one.id for model in policy.models.values() for one in model.deployments}
+        for deployment in self._listed - self._of.keys():
+            self._of[deployment] = Standing(deployment, failures, pause_s, _log_change)
 
     def of(self, deployment: str) -> Standing:
         """The standing of a deployment, by its id."""
@@ -45,14 +55,26 @@ class Standings:
         resilience = self._resilience
         if not outcome.retry or tries >= resilience.retries:
             return None
-        if outcome.wait_ms is not None:
+        if outcome.wait_ms:
             return outcome.wait_ms / 1000 if outcome.wait_ms <= resilience.max_wait_ms else None
         jitter = (1 + self._random()) / 2  # those who were refused together must not come back together
         return resilience.backoff_ms / 1000 * float(2**tries) * jitter
 
     def all(self) -> Iterable[Standing]:
-        """Every deployment's."""
-        return self._of.values()
+        """Those of the policy's deployments."""
+        return [standing for standing in self._of.values() if standing.deployment in self._listed]
+
+    def in_flight(self, deployment: str) -> int:
+        """Requests that this worker has at a deployment."""
+        return self._of[deployment].in_flight
+
+    def healthy_first(self, order: Sequence[Deployment]) -> tuple[Deployment, ...]:
+        """An order in which those come last that probes have found degraded, and after them those that are down."""
+        return tuple(sorted(order, key=lambda one: RANKS.get(self.unwell.get(one.id, "healthy"), 0)))
+
+    def left_alone_for(self, standing: Standing) -> frozenset[str]:
+        """The kinds of failure for one of which a deployment is not called now."""
+        return LIMITED if standing.limited and standing.cool_until_s > self._clock() else BROKEN
 
     def cool(self, deployment: str, for_s: float, reason: str, limited: bool) -> None:
         """Another worker has found that a deployment, which may be unknown here, will not serve for so long."""
@@ -74,8 +96,7 @@ class Standings:
         """What a deployment that has not answered, after its retries, is known by from now on."""
         standing.report(permit, "failed" if outcome.fails else "void", self._clock())
         if outcome.cools:
-            wait_ms = outcome.wait_ms if outcome.wait_ms is not None else self._resilience.cooldown_ms
-            self.found(standing, wait_ms, outcome.name, outcome.code == "upstream_rate_limited")
+            self.found(standing, outcome.wait_ms or self._resilience.cooldown_ms, outcome.name, outcome.code == "upstream_rate_limited")
 
     def found(self, standing: Standing, wait_ms: int, reason: str, limited: bool) -> None:
         """A deployment has said that it will not serve for so long."""
@@ -83,13 +104,13 @@ class Standings:
         if standing.cool(for_s, self._clock(), reason, limited) > for_s * TOLD_FROM:
             self.on_cooled(standing.deployment, for_s, reason, limited)
 
-    def nowhere(self, model: Model, rejected: Reject | None) -> Reject:
-        """What the client is told where no deployment has answered. Where none was asked: when the first of them may serve again, as a limit only if
-        one of them is limited."""
+    def nowhere(self, order: Sequence[Deployment], rejected: Reject | None) -> Reject:
+        """What the client is told where none of these deployments has answered. Where none was asked: when the first of them may serve again, as a
+        limit only if one of them is limited."""
         if rejected is not None and rejected.code != "upstream_rate_limited":
             return rejected
         now = self._clock()
-        standings = [self._of[one.id] for one in model.deployments]
+        standings = [self._of[one.id] for one in order]
         ready_in_s = min(one.ready_in_s(now) for one in standings)
         if any(one.cool_until_s > now and (rejected is not None or one.limited) for one in standings):
             return reject.all_limited(rejected, ready_in_s)

@@ -32,7 +32,7 @@ class Stage:
             self.standings.note(standing, permit, outcome)
 
     def told(self, rejected: Reject | None = None) -> tuple[int, str, dict[bytes, bytes]]:
-        told = self.standings.nowhere(self.model, rejected)
+        told = self.standings.nowhere(self.model.deployments, rejected)
         return told.status, told.code, dict(told.headers)
 
 
@@ -101,3 +101,69 @@ def test_only_those_that_are_not_well_are_remembered() -> None:
     stage.standings.rate("one/a", "healthy", "it answers")
     stage.standings.rate("two/b", "unknown", "not asked")
     assert stage.standings.unwell == {}
+
+
+def test_who_is_not_well_comes_last() -> None:
+    """Degraded after all that are well, down after those; otherwise the order stays."""
+    stage = Stage()
+    one, two = stage.model.deployments
+    assert stage.standings.healthy_first((one, two)) == (one, two)
+    stage.standings.rate("one/a", "degraded", "slow")
+    assert stage.standings.healthy_first((one, two)) == (two, one)
+    stage.standings.rate("two/b", "down", "no answer")
+    assert stage.standings.healthy_first((two, one)) == (one, two)
+
+
+def test_a_wait_of_nothing_says_nothing() -> None:
+    """Who says `retry-after: 0` and refuses again is left alone for the usual time, and asked once more after the usual pause."""
+    stage = Stage(said(429, "0"))
+    assert stage.standings.pause_s(said(429, "0"), 0) == stage.standings.pause_s(said(429), 0) == pytest.approx(0.1)
+    assert stage.standings.of("one/a").cool_until_s == stage.now_s + 10
+
+
+@pytest.mark.parametrize(
+    ("tries", "outcome", "pause_s"),
+    [
+        (0, said(429, "2"), 2.0),
+        (0, said(429, "3"), None),
+        (0, said(503), 0.1),
+        (1, said(503), 0.2),
+        (2, said(503), 0.4),
+        (3, said(503), None),
+        (0, said(502), None),
+        (0, said(402), None),
+        (0, said(400), None),
+    ],
+)
+def test_how_long_is_waited_before_the_same_is_asked_again(tries: int, outcome: Outcome, pause_s: float | None) -> None:
+    """What it says, if that is short enough; else a pause that doubles; not what may have been billed, nor what would be told the same again."""
+    policy = load_text(FILE.replace("{cooldown: 10s}", "{retries: 3, max_wait: 2s, backoff: 200ms}"), {}).policy
+    standings = Standings(policy, lambda: 0.0, lambda: 0.0)
+    assert standings.pause_s(outcome, tries) == pause_s
+
+
+def test_the_pause_is_drawn() -> None:
+    """Between half of it and all, so that those who were refused together do not come back together."""
+    draws = iter([0.0, 0.5, 0.999])
+    standings = Standings(load_text(FILE, {}).policy, lambda: 0.0, lambda: next(draws))
+    assert [standings.pause_s(said(503), 0) for _ in range(3)] == pytest.approx([0.1, 0.15, 0.2], abs=0.001)
+
+
+def test_a_reload_keeps_what_is_known() -> None:
+    """A deployment that stays cools on; a new one may be called; one that is gone is not listed, but requests under way may still report."""
+    stage = Stage(said(402))
+    permit = stage.standings.of("two/b").permit(stage.now_s)
+    assert permit is not None
+    stage.standings.apply(load_text(FILE.replace("{provider: two, model: b}", "{provider: two, model: c}"), {}).policy)
+    assert [one.deployment for one in stage.standings.all()] == ["one/a", "two/c"]
+    assert stage.standings.of("one/a").permit(stage.now_s) is None
+    assert stage.standings.of("two/c").permit(stage.now_s) is not None
+    stage.standings.of("two/b").report(permit, "failed", stage.now_s)
+
+
+def test_why_one_is_left_alone() -> None:
+    """For a limit, or for any other failure."""
+    stage = Stage(said(402), said(429, "30"))
+    told = [stage.standings.left_alone_for(stage.standings.of(one)) for one in ("one/a", "two/b")]
+    assert ["rate_limit" in kinds for kinds in told] == [False, True]
+    assert ["account" in kinds for kinds in told] == [True, False]

@@ -22,6 +22,8 @@ from sluicegate.core.waits import wait_ms
 from sluicegate.dialects.form import Failure
 
 Billed = Literal["no", "yes", "unknown"]
+# Kinds of failure, as `fallback_on` names them; context: too long for the model; "": the caller's own fault, or nothing that anybody did wrong.
+Kind = Literal["rate_limit", "server_error", "timeout", "connection", "malformed", "account", "context", ""]
 Headers = Iterable[tuple[bytes, bytes]]
 
 MESSAGE_MAX = 2000
@@ -31,10 +33,37 @@ _IN_DOUBT = frozenset({408, 499, 502, 504, *range(520, 525)})  # a proxy in fron
 _OURS = frozenset({401, 402, 403, 405, 407})  # wrong key, no money, wrong URL, a proxy's: the operator's to mend, not the caller's
 _ACCOUNT = frozenset({401, 402, 403})
 _ELSEWHERE = _OURS | {408, 409, 425, 429, 499}  # another deployment may do better; 5xx too
+_REFUSED = frozenset({400, 413, 422})
 _AS_IT_IS = frozenset({500, 501, 502, 503, 504})
 _LATE = frozenset({408, 499, 504, 522, 524})
 _OVERLOADED = 529
-_POOR = ("credit balance", "insufficient_quota", "insufficient credit", "insufficient balance", "billing hard limit", "billing_hard_limit")
+_POOR = (
+    *("credit balance", "insufficient_quota", "insufficient credit", "insufficient balance"),
+    *("billing hard limit", "billing_hard_limit", "billing_not_active"),
+)
+
+# How upstreams say that a prompt, or it with the answer that is asked for, is longer than the model can read: in the code, else in these words.
+_CONTEXT_CODES = ("context_length", "exceed_context_size", "context_window")
+_TOO_LONG = re.compile(
+    "|".join(
+        (
+            r"maximum context length",  # OpenAI, DeepSeek, Mistral, OpenRouter, vLLM
+            r"exceeds? the (?:model'?s )?context (?:window|length)",  # OpenAI's responses, Ollama
+            r"prompt (?:is )?too long",  # Anthropic, Ollama
+            r"exceed context limit",  # Anthropic, of the prompt with `max_tokens`
+            r"exceeds the available context size|context size has been exceeded",  # llama.cpp
+            r"exceed context window of",  # llama-cpp-python
+            r"longer than the maximum model length",  # vLLM
+            r"input token count .{0,40}exceeds",  # Gemini
+            r"maximum prompt length is",  # xAI
+            r"longer than the model'?s context length",  # Together
+            r"`?max_new_tokens`? must be <=",  # text-generation-inference
+            r"greater than the context length",  # LM Studio
+            r"input is too long for requested model",  # Bedrock, behind others
+        )
+    ),
+    re.IGNORECASE,
+)
 
 _SECRET_HEADERS = ("auth", "key", "token", "secret")
 _SECRET_MIN = 6  # characters; anything shorter is no secret and might be any word
@@ -61,6 +90,7 @@ class Outcome(msgspec.Struct, frozen=True):
     wait_ms: int | None = None  # what the upstream says must pass before
     cools: bool = False  # it will not serve for a while: it said so, or our account there is no good
     fails: bool = False  # counts for its breaker
+    kind: Kind = ""
 
 
 def billed(reason: str, written: bool, status: int, has_usage: bool) -> Billed:
@@ -77,10 +107,13 @@ def billed(reason: str, written: bool, status: int, has_usage: bool) -> Billed:
 def broken(reason: str, written: bool) -> Outcome:
     """No answer, or not all of it. reason: `UpstreamError.reason`."""
     bill = billed(reason, written, 0, False)
-    if reason == "timeout":
-        return Outcome(reason, bill, True, 504, "upstream_error", "upstream_timeout", "The upstream did not answer in time.", fails=True)
-    what = "ended its answer early" if written else "could not be reached"
-    return Outcome(reason, bill, True, 502, "upstream_error", "upstream_error", f"The upstream {what} ({reason}).", retry=bill == "no", fails=True)
+    if reason in ("timeout", "deadline"):
+        late = reason == "timeout"
+        text = "The upstream did not answer in time." if late else "The time of the request is over."
+        return Outcome(reason, bill, late, 504, "upstream_error", "upstream_timeout", text, fails=True, kind="timeout")
+    text = f"The upstream {'ended its answer early' if written else 'could not be reached'} ({reason})."
+    kind: Kind = "malformed" if reason == "protocol" else "connection"
+    return Outcome(reason, bill, True, 502, "upstream_error", "upstream_error", text, retry=bill == "no", fails=True, kind=kind)
 
 
 def failed(
@@ -107,21 +140,23 @@ def failed(
     retry_after = str(-(-wait // 1000)) if wait is not None else ""
     if meaning in _OURS or (meaning == 404 and failure is None):  # a page, not an error of the API: the URL is wrong
         text = f"The upstream did not accept the gateway's call ({status})."
-        return Outcome(name, bill, True, 502, "upstream_error", "upstream_error", text, cools=meaning in _ACCOUNT)
+        return Outcome(name, bill, True, 502, "upstream_error", "upstream_error", text, cools=meaning in _ACCOUNT, kind="account")
     if meaning == 429:
         text = f"The upstream is rate limited. {message}".strip()
-        kind, code = "rate_limit_error", "upstream_rate_limited"
-        return Outcome(name, bill, True, 429, kind, code, text, None, retry_after, retry=bill == "no", wait_ms=wait, cools=True)
+        type_, code = "rate_limit_error", "upstream_rate_limited"
+        return Outcome(name, bill, True, 429, type_, code, text, None, retry_after, bill == "no", wait, True, kind="rate_limit")
     if meaning >= 500 or meaning in _LATE:
         shown = 504 if meaning in _LATE else meaning if meaning in _AS_IT_IS else 503 if meaning == _OVERLOADED else 502
         code = "upstream_timeout" if shown == 504 else "upstream_overloaded" if meaning == _OVERLOADED else "upstream_error"
         text = message or _described(status, failure is None)
-        return Outcome(name, bill, True, shown, "upstream_error", code, text, None, retry_after, bill == "no", wait, wait is not None, meaning >= 500)
+        kind: Kind = "timeout" if meaning in _LATE else "malformed" if failure is None and status < 400 else "server_error"
+        return Outcome(name, bill, True, shown, "upstream_error", code, text, None, retry_after, bill == "no", wait, bool(wait), meaning >= 500, kind)
     code = said.code if said.code and not said.code.isdigit() else "invalid_request"
     text = message or _described(status, failure is None)
-    kind = mask(said.type, credentials) or "invalid_request_error"
+    type_ = mask(said.type, credentials) or "invalid_request_error"
     param = mask(said.param, credentials) if said.param is not None else None
-    return Outcome(name, bill, elsewhere, meaning, kind, mask(code, credentials), text, param)
+    kind = "server_error" if elsewhere else "context" if meaning in _REFUSED and _too_long(said) else ""
+    return Outcome(name, bill, elsewhere, meaning, type_, mask(code, credentials), text, param, kind=kind)
 
 
 def mask(text: str, credentials: Headers = ()) -> str:
@@ -151,6 +186,12 @@ def _meaning(failure: Failure) -> int:
     if "overloaded" in words:
         return _OVERLOADED
     return 400 if "invalid_request" in words or "context_length" in words else 502
+
+
+def _too_long(failure: Failure) -> bool:
+    """Whether an error says that a request is longer than the model can read."""
+    named = f"{failure.code} {failure.type}".lower()
+    return any(code in named for code in _CONTEXT_CODES) or _TOO_LONG.search(failure.message[:MESSAGE_MAX]) is not None
 
 
 def _described(status: int, unreadable: bool) -> str:

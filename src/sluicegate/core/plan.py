@@ -21,6 +21,12 @@ PLANS_MAX = 20_000
 
 _FREE = Price(0, 0)
 
+
+def held_price(price: Price | None, figures: Figures) -> Price | None:
+    """The price whose dearest rates hold whatever a request of these figures can cost."""
+    return price if price is None or price.plain else price.within(max(figures.input_bound, figures.input_estimate))
+
+
 # Where each figure stands in the row that `amounts` picks from.
 _ZERO, _REQUESTS, _ONE, _ESTIMATE, _BOUND, _AIM, _MILLI, _ESTIMATE_AND_AIM, _USD_WITH_AIM, _USD_FIXED, _USD_RATE = range(11)
 _CLAIM = {  # unit -> (fixed, rate) on windows that refill, (fixed, rate) on all others
@@ -57,15 +63,15 @@ class Template:
     """
 
     __slots__ = (
-        *("_claims", "_has_usd", "_priority", "_refset", "_used", "_valid_until_ms"),
-        *("counters", "least_tokens", "least_usd", "needs_price", "shadows", "shown", "sizes", "tree"),
+        *("_claims", "has_usd", "_priority", "_refset", "_used", "_valid_until_ms"),
+        *("counters", "least_tokens", "least_usd", "needs_price", "shadows", "shown", "sizes", "told", "tree"),
     )
 
     def __init__(self, tree: str, counters: Sequence[Counter], model: str | None, priority: Priority | None = None) -> None:
         """model None: the counters of every model. priority: the claimant's."""
         self.tree = tree
         self.counters = tuple(c for c in counters if c.models is None or model is None or model in c.models)
-        self._has_usd = any(c.unit is Unit.USD for c in self.counters)
+        self.has_usd = any(c.unit is Unit.USD for c in self.counters)
         self.needs_price = any(c.unit is Unit.USD and c.enforced for c in self.counters)
         enforced = [(i, c, counting.room(c, priority)) for i, c in enumerate(self.counters) if c.enforced]
         self.sizes = tuple((c, _SIZES[c.unit][0 if refills(c) else 1], refills(c), room) for _, c, room in enforced)
@@ -81,11 +87,12 @@ class Template:
         self._priority = priority
         self._refset: RefSet | None = None
         self._valid_until_ms = 0
+        self.told: tuple[tuple[int, int], ...] = ()  # how a ledger last said that the counters stand; () if it has not, in their present windows
 
     def refset(self, now_ms: int) -> RefSet:
         """The counters in the windows of `now_ms` (ledger time); one object for as long as no window ends."""
         if self._refset is None or now_ms >= self._valid_until_ms:
-            self._refset = counting.refs(self.tree, self.counters, now_ms, self._priority)
+            self._refset, self.told = counting.refs(self.tree, self.counters, now_ms, self._priority), ()
             self._valid_until_ms = counting.valid_until_ms(self.counters, now_ms)
         return self._refset
 
@@ -95,7 +102,7 @@ class Template:
 
     def amounts(self, figures: Figures, price: Price | None, requests: int) -> tuple[int, ...]:
         """Flat (fixed, rate) per counter. requests: 0 for an attempt after one that was charged, else 1."""
-        if not self._has_usd:
+        if not self.has_usd:
             usd_with_aim = usd_fixed = usd_rate = 0
         else:
             price = price or _FREE
@@ -107,7 +114,7 @@ class Template:
 
     def usd_rate(self, price: Price | None) -> int:
         """Thousandths of a nano-USD per output token, where a dollar limit applies."""
-        return price.dearest_output if self._has_usd and price is not None else 0
+        return price.dearest_output if self.has_usd and price is not None else 0
 
     def used(self, charge: Charge, requests: int) -> tuple[int, ...]:
         """What `charge` is on each counter."""

@@ -31,7 +31,7 @@ class Standing:
 
     __slots__ = (
         *("_failures_max", "_on_change", "_pause_s", "_permit"),
-        *("cool_reason", "cool_until_s", "deployment", "failures", "limited", "open_until_s", "reason", "state"),
+        *("cool_reason", "cool_until_s", "deployment", "failures", "in_flight", "limited", "open_until_s", "reason", "state"),
     )
 
     def __init__(self, deployment: str, failures_max: int, pause_s: float, on_change: OnChange) -> None:
@@ -40,18 +40,26 @@ class Standing:
         self.reason = ""  # of the last change of `state`
         self.failures = 0  # requests in a row
         self.open_until_s = 0.0  # or the end of the probe's time
-        self.cool_until_s = 0.0
+        self.in_flight = 0  # requests that this worker has there
+        self.cool_until_s = 0.0  # 0: it does not
         self.cool_reason = ""
         self.limited = False  # why it cools down: a limit, and not that it is broken or our account no good
-        self._failures_max = failures_max
-        self._pause_s = pause_s
+        self.configure(failures_max, pause_s)
         self._on_change = on_change
         self._permit = Permit(0, False)  # that is given out in this generation
 
+    def configure(self, failures_max: int, pause_s: float) -> None:
+        """What counts from now on; a pause that has begun lasts as long as it was to last."""
+        self._failures_max = failures_max
+        self._pause_s = pause_s
+
     def permit(self, now_s: float) -> Permit | None:
         """Leave to call it; None while it cools down, or while the breaker is open or its probe out."""
-        if now_s < self.cool_until_s:
-            return None
+        if self.cool_until_s:
+            if now_s < self.cool_until_s:
+                return None
+            self.cool_until_s = 0.0
+            self._on_change(self.deployment, "cooldown", "cooling", "none", "its time is over")
         if self.state == "closed":
             return self._permit
         if now_s < self.open_until_s:
@@ -85,7 +93,8 @@ class Standing:
         if later_s <= 0:
             return 0.0
         if now_s >= self.cool_until_s:
-            self._on_change(self.deployment, "cooldown", "none", f"{for_s:g} s", reason)
+            before = "cooling" if self.cool_until_s else "none"  # nobody has asked for it since the last one was over
+            self._on_change(self.deployment, "cooldown", before, "cooling", f"{reason}, for {for_s:g} s")
         self.cool_until_s, self.cool_reason, self.limited = now_s + for_s, reason, limited
         return later_s
 

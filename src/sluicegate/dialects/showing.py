@@ -13,7 +13,8 @@ from msgspec import Raw
 # Whose values steer what is said, not what of it is shown. Names are those of OpenAI's API, vLLM and llama.cpp. Not among them: what can make a model
 # say special tokens, which are billed and shown as nothing (`logit_bias`, `ignore_eos`, `allowed_token_ids`).
 _STEERING = frozenset((
-    "bad_words", "best_of", "cache_prompt", "cache_salt", "chat_template_kwargs", "dry_allowed_length", "dry_base", "dry_multiplier", "echo",
+    "bad_words", "best_of", "cache_prompt", "cache_salt", "chat_template_kwargs", "disable_fallbacks", "dry_allowed_length", "dry_base",
+    "dry_multiplier", "echo",
     "frequency_penalty", "function_call", "functions", "grammar", "guided_choice", "guided_grammar", "guided_json", "guided_regex", "id_slot",
     "input", "instructions", "json_schema", "length_penalty", "logprobs", "max_completion_tokens", "max_new_tokens", "max_output_tokens",
     "max_tokens", "max_tool_calls", "messages", "metadata", "min_p", "min_tokens", "mirostat", "mirostat_eta", "mirostat_tau", "modalities",

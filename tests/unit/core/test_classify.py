@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluicegate.core.classify import billed, broken, failed, mask, snippet
+from sluicegate.core.classify import Outcome, billed, broken, failed, mask, snippet
 from sluicegate.dialects.form import Failure
 
 KEY = "sk-proj-9f+8/x=Q"
@@ -245,5 +245,95 @@ def test_any_answer_has_an_outcome(status: int, failure: Failure | None, has_usa
     """Every answer is told to the client as an error of a known kind."""
     outcome = failed(status, {}, failure, has_usage, HEADERS)
     assert 400 <= outcome.status <= 599
-    assert outcome.status not in (401, 402, 403, 404)
+    assert outcome.status not in (401, 402, 403) and (outcome.status != 404 or failure is not None)
     assert outcome.message and outcome.type and outcome.code
+
+
+# -- kinds of failure ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("outcome", "kind"),
+    [
+        (broken("timeout", True), "timeout"),
+        (broken("deadline", True), "timeout"),
+        (broken("connect", False), "connection"),
+        (broken("reset", True), "connection"),
+        (broken("incomplete", True), "connection"),
+        (broken("protocol", True), "malformed"),
+        (failed(429, {}, error(), False), "rate_limit"),
+        (failed(200, {}, error(status=429), False), "rate_limit"),
+        (failed(429, {}, error(code="insufficient_quota"), False), "account"),
+        (failed(401, {}, error(), False), "account"),
+        (failed(404, {}, None, False), "account"),
+        (failed(500, {}, error(), False), "server_error"),
+        (failed(529, {}, error(), False), "server_error"),
+        (failed(409, {}, error(), False), "server_error"),
+        (failed(504, {}, None, False), "timeout"),
+        (failed(503, {}, None, False), "server_error"),
+        (failed(200, {}, None, False), "malformed"),
+        (failed(302, {}, None, False), "malformed"),
+        (failed(400, {}, error(), False), ""),
+        (failed(404, {}, error(), False), ""),
+    ],
+)
+def test_every_failure_has_a_kind(outcome: Outcome, kind: str) -> None:
+    """As `fallback_on` names them; the caller's own faults have none."""
+    assert outcome.kind == kind
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        error("Please reduce the length of the messages or completion.", "context_length_exceeded"),
+        error("This model's maximum context length is 8192 tokens. However, your messages resulted in 9000 tokens.", "invalid_request_error"),
+        error("This endpoint's maximum context length is 32768 tokens. However, you requested about 40000 tokens.", "400"),
+        error("Your input exceeds the context window of this model. Please adjust your input and try again."),
+        error("prompt is too long: 208310 tokens > 200000 maximum", type_="invalid_request_error"),
+        error("input length and `max_tokens` exceed context limit: 188240 + 21333 > 200000, decrease input length or `max_tokens` and try again"),
+        error("request (4390 tokens) exceeds the available context size (4096 tokens), try increasing it", "400", "exceed_context_size_error"),
+        error("Requested tokens (2285) exceed context window of 2048"),
+        error("The decoder prompt (length 5000) is longer than the maximum model length of 4096."),
+        error("prompt too long; exceeded max context length by 12 tokens"),
+        error("the input length exceeds the context length"),
+        error("The input token count (1200000) exceeds the maximum number of tokens allowed (1048576).", "400", "INVALID_ARGUMENT"),
+        error("Prompt contains 40000 tokens and 0 draft tokens, too large for model with 32768 maximum context length", "3051"),
+        error("This model's maximum prompt length is 131072 but the request contains 537812 tokens."),
+        error("Input validation error: `inputs` tokens + `max_new_tokens` must be <= 4097. Given: 5000 `inputs` tokens", "422"),
+        error("The number of tokens to keep from the initial prompt is greater than the context length."),
+        error("Input is too long for requested model."),
+    ],
+    ids=lambda failure: failure.message[:30],
+)
+@pytest.mark.parametrize("status", [400, 413, 422])
+def test_a_prompt_that_is_too_long_is_known_by_its_words(failure: Failure, status: int) -> None:
+    """Of whatever vendor; the client is told what it said, and the breaker counts nothing."""
+    outcome = failed(status, {}, failure, False)
+    assert (outcome.kind, outcome.elsewhere, outcome.fails, outcome.cools, outcome.status) == ("context", False, False, False, status)
+    assert outcome.message == failure.message
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        error("max_tokens is too large: 100000. This model supports at most 16384 completion tokens.", "invalid_value"),
+        error("Invalid value: the context must be an object"),
+        error("Request exceeds the maximum size", type_="request_too_large"),
+        error("Request too large for model `m` on tokens per minute (TPM): Limit 6000, Requested 8000", "rate_limit_exceeded"),
+        error("string too long. Expected a string with maximum length 64"),
+    ],
+    ids=lambda failure: failure.message[:30],
+)
+def test_other_lengths_are_no_matter_of_the_context(failure: Failure) -> None:
+    """A larger model would refuse them too."""
+    assert failed(400, {}, failure, False).kind == ""
+
+
+def test_an_upstream_that_fails_with_such_words_has_failed() -> None:
+    """Only what is told as the caller's fault goes to a larger model."""
+    assert failed(500, {}, error("Context size has been exceeded."), False).kind == "server_error"
+
+
+def test_a_first_event_may_say_that_a_prompt_is_too_long() -> None:
+    """As an error inside a 200."""
+    assert failed(200, {}, error("too long", "context_length_exceeded"), False).kind == "context"

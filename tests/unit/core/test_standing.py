@@ -116,6 +116,33 @@ def test_of_two_deadlines_the_later_one_stands() -> None:
     assert stage.standing.ready_in_s(1.0) == 70.0
     stage.now_s = 70.9
     assert stage.permit() is None
+    assert len(stage.changes) == 1
     stage.now_s = 71.0
     assert stage.permit() is not None
-    assert len(stage.changes) == 1
+    assert stage.changes[1:] == [("p/m", "cooldown", "cooling", "none", "its time is over")]
+
+
+def test_a_new_cooldown_follows_one_whose_end_nobody_saw() -> None:
+    """Nobody asked in between; it is told as what it is, and its end once."""
+    stage = Stage()
+    stage.standing.cool(1.0, 0.0, "429")
+    stage.standing.cool(1.0, 5.0, "402", False)
+    stage.now_s = 6.0
+    stage.call("ok", "ok")
+    assert [change[2:] for change in stage.changes] == [
+        ("none", "cooling", "429, for 1 s"),
+        ("cooling", "cooling", "402, for 1 s"),
+        ("cooling", "none", "its time is over"),
+    ]
+
+
+def test_other_figures_count_from_now_on() -> None:
+    """A reload changes neither a count nor a pause that has begun."""
+    stage = Stage()
+    stage.call("failed", "failed")
+    stage.standing.configure(2, 1.0)
+    assert stage.standing.state == "closed"
+    stage.call("failed")
+    assert stage.standing.ready_in_s(0.0) == 1.0
+    stage.standing.configure(2, 60.0)
+    assert stage.standing.ready_in_s(0.0) == 1.0
