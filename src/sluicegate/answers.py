@@ -1,5 +1,6 @@
 """What the client reads: response headers, the start of a stream, and the last bytes of every answer. Sync; nothing here can block."""
 
+from sluicegate import telling
 from sluicegate.core import refusals
 from sluicegate.core.classify import MESSAGE_MAX, mask
 from sluicegate.core.usage import Usage
@@ -39,9 +40,11 @@ def finish(trip: Trip, now: float) -> None:
     elif attempt.relay is None:
         _unary(trip, attempt, now)
     elif attempt.relay.ended == "complete":
-        exchange.finish(attempt.relay.tail or _last(attempt, attempt.relay))
+        tail = attempt.relay.tail or _last(attempt, attempt.relay)
+        exchange.finish(telling.in_stream(trip, attempt, tail) if trip.include else tail)
     elif attempt.relay.ended == "truncated":
-        exchange.finish(_truncation(trip, attempt))
+        tail = _truncation(trip, attempt)
+        exchange.finish(telling.in_stream(trip, attempt, tail) if trip.include else tail)
     else:
         failure = attempt.relay.failure
         told = mask(failure.message, attempt.deployment.provider.headers)[:MESSAGE_MAX] if failure is not None else ""
@@ -52,8 +55,9 @@ def finish(trip: Trip, now: float) -> None:
 def _unary(trip: Trip, attempt: Attempt, now: float) -> None:
     trip.status = 200
     cost = _UNARY % divmod(trip.cost_nano_usd, 1_000_000_000)
-    trip.exchange.start(200, (), len(attempt.body), b"".join((_common(trip, now), _served_by(trip, attempt), cost)))
-    trip.exchange.finish(attempt.body)
+    body = telling.in_body(trip, attempt, now) if trip.include else attempt.body
+    trip.exchange.start(200, (), len(body), b"".join((_common(trip, now), _served_by(trip, attempt), cost)))
+    trip.exchange.finish(body)
 
 
 def _last(attempt: Attempt, relay: Relay) -> bytes:
@@ -93,8 +97,7 @@ def _break(trip: Trip, message: str, type_: str, code: str) -> None:
 
 def _common(trip: Trip, now: float) -> bytes:
     request_id = trip.request_id.encode()
-    overhead_ms = (now - trip.exchange.arrived - trip.upstream_s) * 1000
-    lines = _IDS % (_ID_OF.get(trip.dialect.NAME, _ID), request_id, request_id, max(overhead_ms, 0))
+    lines = _IDS % (_ID_OF.get(trip.dialect.NAME, _ID), request_id, request_id, trip.overhead_ms(now))
     if trip.attempts:
         lines += _ATTEMPTS % ",".join([f"{a.deployment.id}:{a.outcome}" for a in trip.attempts]).encode()
     if trip.plan is not None and trip.reply is not None and trip.refset is not None:
@@ -107,6 +110,9 @@ def _served_by(trip: Trip, attempt: Attempt) -> bytes:
     lines = _SERVED_BY % (trip.request.model.encode(), attempt.deployment.id.encode())
     if attempt.cap is not None and attempt.cap != trip.request.cap:  # lowered, or set where the client set none
         lines += _MAX_TOKENS % attempt.cap
-    if attempt.via is not trip.dialect and isinstance(attempt.via, Between) and attempt.via.left_out:
-        lines += _LEFT_OUT % ",".join(attempt.via.left_out).encode()
+    left_out = attempt.left_out
+    if attempt.via is not trip.dialect and isinstance(attempt.via, Between):
+        left_out = [*attempt.via.left_out, *left_out]
+    if left_out:
+        lines += _LEFT_OUT % ",".join(left_out).encode()
     return lines

@@ -59,7 +59,9 @@ class Calls:
             attempt.via = between(trip.dialect.NAME, provider.dialect, request, trip.request_id, trip.time_ms // 1000)
             path = deployment.path(provider.dialect)
             assert path is not None
-        body = attempt.via.write_request(request, _target(trip, attempt))
+        target = _target(trip, attempt)
+        body = attempt.via.write_request(request, target)
+        attempt.left_out = target.left_out
         headers = forwarded(provider, trip.exchange.headers)
         call = attempt.call = self._pools.of(provider).begin(b"POST", path, headers, body, trip.timeouts)
         attempt.billed = "unknown"  # until something is known, however this ends

@@ -13,7 +13,7 @@ from random import random
 
 import structlog
 
-from sluicegate import answers, reject
+from sluicegate import answers, reject, telling
 from sluicegate.auth import Credentials
 from sluicegate.calling import Calls
 from sluicegate.core.claims import Swept
@@ -88,6 +88,9 @@ class Gateway:
             trip.key = self.identify(exchange.headers)
             body = exchange.take_body(self._max_body_bytes) or await exchange.read_body(self._max_body_bytes)
             trip.request = dialect.read_request(body)
+            if telling.HEADER in exchange.headers:
+                trip.include = telling.asked(exchange.headers[telling.HEADER])
+                telling.prepare(trip.request, dialect.NAME, trip.include)
             trip.plan = self._plan(trip.policy, trip.key, trip.request)
             await self._route(trip, trip.plan, trip.request)
         except Reject as rejected:

@@ -25,6 +25,7 @@ from sluicegate.http.upstream import Call
 from sluicegate.reject import Reject
 from sluicegate.relay import Reader, Relay
 
+NONE: list[str] = []
 READ_ON_S = 30.0  # after the client left, for the usage of an upstream that does not stop on close
 
 
@@ -79,7 +80,7 @@ class Attempt:
 
     __slots__ = (
         *("answer", "asked", "at_deployment", "billed", "body", "call", "cap", "charge", "closed", "deployment", "duration_us", "error", "extends"),
-        *("figures", "granted", "held", "meter", "need", "outcome", "relay", "usage", "via", "visible", "wait_us"),
+        *("figures", "granted", "held", "left_out", "meter", "need", "outcome", "relay", "usage", "via", "visible", "wait_us"),
     )
 
     def __init__(self, hold_id: str, deployment: Deployment, figures: Figures, template: Template) -> None:
@@ -87,6 +88,7 @@ class Attempt:
         self.figures = figures
         self.held = Held(hold_id, template)
         self.via: Via  # from the call on
+        self.left_out: list[str] = NONE  # fields of the request that this provider would refuse
         self.at_deployment: Held | None = None
         self.asked = 0  # times that the deployment's own limits were asked
         self.visible = False  # every token that is billed can be seen in a stream
@@ -195,7 +197,8 @@ class Trip:
 
     __slots__ = (
         *("answered", "attempts", "client_gone", "cost_nano_usd", "counted", "dialect", "exchange", "first_byte_s", "idle_s", "input_tokens", "key"),
-        *("output_tokens", "plan", "policy", "rejected", "refset", "reply", "request", "request_id", "shadowed", "source", "standing", "status"),
+        *("output_tokens", "plan", "policy", "rejected", "refset", "reply", "request", "request_id", "shadowed", "source"),
+        *("include", "standing", "status"),
         *("time_ms", "timeouts", "tries", "upstream_s", "waited_s", "written"),
     )
 
@@ -227,6 +230,7 @@ class Trip:
         self.idle_s = 0.0  # of this, since the last attempt
         self.waited_s = 0.0  # for limits
         self.first_byte_s = 0.0
+        self.include = frozenset[str]()  # what the client wants to be told in the answer (telling.py)
 
     def open_holds(self) -> Iterator[tuple[str, str]]:
         """(tree, hold id) of every hold that must not expire."""
@@ -274,6 +278,16 @@ class Trip:
         """Notes time in which no upstream was asked: no overhead of ours."""
         self.upstream_s += pause_s
         self.idle_s += pause_s
+
+    @property
+    def fallback_used(self) -> bool:
+        """The answer is not from where the route would have gone first."""
+        answered, plan = self.answered, self.plan
+        return answered is not None and plan is not None and answered.deployment is not plan.model.deployments[0]
+
+    def overhead_ms(self, now: float) -> float:
+        """Time of ours between the request and `now`, the beginning of its answer."""
+        return max(now - self.exchange.arrived - self.upstream_s, 0) * 1000
 
     def charged(self, charge: Charge) -> None:
         """Adds what one attempt is charged."""

@@ -64,7 +64,7 @@ class Request(msgspec.Struct, gc=False):
 
 
 class Target(msgspec.Struct, frozen=True, gc=False):
-    """How a request goes to one deployment."""
+    """How a request goes to one deployment, and what of it went not."""
 
     model: str
     cap: int | None  # output tokens per choice to send; None: none is sent
@@ -74,6 +74,7 @@ class Target(msgspec.Struct, frozen=True, gc=False):
     renames: tuple[tuple[str, str], ...] = ()  # fields that it knows by another name
     thoughts: str = ""  # the field of an assistant's message in which this provider takes back what its model thought
     foreign: bool = False  # thinking in the conversation is probably another model's: its signatures mean nothing here
+    left_out: list[str] = []  # of `rejects`, what the request had: by whoever writes it
 
 
 class Failure(msgspec.Struct, gc=False):

@@ -215,16 +215,18 @@ def write_request(request: Request, target: Target) -> bytes:
 
 
 def as_known(fields: dict[str, Any], target: Target, more: bool = True) -> None:
-    """Takes out the fields that a provider answers with an error, and gives others the name by which it knows them.
+    """Takes out the fields that a provider answers with an error, naming them in `target.left_out`, and gives others the name by which it knows them.
 
     `messages[].name` is a field of each message. more: there may be messages with other fields than those that every message may have.
     """
     plain, inner = _apart(target.rejects)
     for name in plain:
-        fields.pop(name, None)
+        if fields.pop(name, _NULL) not in (None, _NULL):
+            target.left_out.append(name)
     for outer, names in inner:
         if more and outer in fields:
-            fields[outer] = _without(fields[outer], names)
+            fields[outer], found = _without(fields[outer], names)
+            target.left_out.extend(f"{outer}[].{name}" for name in found)
     for name, theirs in target.renames:
         if name in fields:
             fields[theirs] = fields.pop(name)
@@ -241,18 +243,19 @@ def _apart(rejects: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[tuple[str, 
     return tuple(name for name in rejects if "[]." not in name), tuple((outer, tuple(names)) for outer, names in inner.items())
 
 
-def _without(items: Any, names: tuple[tuple[str, bytes], ...]) -> Any:
-    """A list of objects without fields of these names. As bytes it is looked into only if one of the names stands somewhere in it."""
+def _without(items: Any, names: tuple[tuple[str, bytes], ...]) -> tuple[Any, list[str]]:
+    """A list of objects without fields of these names, and which of them it had. As bytes it is looked into only if a name stands somewhere in it."""
     if isinstance(items, Raw):
         data = bytes(items)
         if not [name for name, written in names if written in data]:
-            return items
+            return items, []
         try:
             items = _decode_items(items)
         except RecursionError:  # as above
             raise BadRequest("The body is nested too deeply.", "messages") from None
     left_out = {name for name, _ in names}
-    return [{field: value for field, value in item.items() if field not in left_out} for item in items]
+    found = [name for name, _ in names if any(name in item for item in items)]
+    return [{field: value for field, value in item.items() if field not in left_out} for item in items], found
 
 
 def strictly(read: Callable[[bytes], T], body: bytes) -> T:
