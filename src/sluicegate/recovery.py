@@ -58,7 +58,7 @@ class Recovery:
         records: Records,
         outbox: Outbox,
         trips: Callable[[], Iterable[Trip]],
-        counters: dict[str, Sequence[Counter]],
+        counters: dict[str, tuple[Counter, ...]],
         worker: str,
         new_epoch: Callable[[], str],
         clock: Callable[[], float],
@@ -111,6 +111,11 @@ class Recovery:
             raise OtherRecords("the ledger is in use with other records: replicas that share a ledger must share their records")
 
     @property
+    def known(self) -> int:
+        """How many trees there are."""
+        return len(self._counters)
+
+    @property
     def closed(self) -> int:
         """How many trees are not open."""
         return sum(not self._is_open(tree) for tree in self._counters)
@@ -125,12 +130,12 @@ class Recovery:
         await self._beat()
         await self._records.leave(self._worker)
 
-    async def take_up(self, counters: Mapping[str, Sequence[Counter]], within_s: float) -> None:
+    async def take_up(self, counters: Mapping[str, tuple[Counter, ...]], within_s: float) -> None:
         """Before a configuration with these counters is used: its new trees are opened, and new limits begin with what was used before there were any.
 
         What cannot be done in that time is done later; until then nothing is admitted there.
         """
-        new = {tree: seeding.spent(_new(some, self._counters[tree] if tree in self._wanted else ())) for tree, some in counters.items()}
+        new = {tree: seeding.new_windows(some, self._counters[tree] if tree in self._wanted else ()) for tree, some in counters.items()}
         new = {tree: some for tree, some in new.items() if some and tree in self._counters}
         fresh = [tree for tree in counters if tree not in self._counters]
         self._counters |= counters
@@ -421,9 +426,3 @@ class Recovery:
         if tree not in self._status:
             self._status[tree] = StateLog("tree", "unknown", good=frozenset({"new", "seeding", "open"}))
         self._status[tree](to, tree=tree, reason=why)
-
-
-def _new(counters: Iterable[Counter], known: Iterable[Counter]) -> list[Counter]:
-    """Those of the counters that are not known by their identity."""
-    before = {counter.key_prefix for counter in known}
-    return [counter for counter in counters if counter.key_prefix not in before]

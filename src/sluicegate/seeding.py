@@ -60,9 +60,10 @@ def questions(counters: Iterable[Counter], now_ms: int) -> list[Question]:
     return found
 
 
-def spent(counters: Iterable[Counter]) -> list[Counter]:
-    """Those that do not refill and are no concurrency."""
-    return [counter for counter in counters if counter.limits[0].spends]
+def new_windows(counters: Iterable[Counter], known: Iterable[Counter]) -> list[Counter]:
+    """Those that do not refill, are no concurrency, and are not known by their identity."""
+    before = {counter.key_prefix for counter in known}
+    return [counter for counter in counters if counter.limits[0].spends and counter.key_prefix not in before]
 
 
 def windows(asked: Sequence[Question]) -> list[Question]:
