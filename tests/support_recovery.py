@@ -2,7 +2,7 @@
 
 import asyncio
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from sluicegate.journal import Journal
 from sluicegate.ledger.contract import LedgerRecovering, LedgerUnavailable
 from sluicegate.ledger.memory import MemoryLedger
 from sluicegate.outbox import Outbox
+from sluicegate.records.requests import Line
 from sluicegate.records.rows import RecordsBehind, RecordsUnavailable, UsageRow
 from sluicegate.records.store import Records
 from sluicegate.recovery import Recovery
@@ -30,14 +31,15 @@ class FakeRecords:
         self.uptos: dict[str, int] = {}
         self.seeded: dict[str, int] = {}  # how far each writer was at the last seeding
         self.batches: list[tuple[str, int, list[UsageRow]]] = []
+        self.lines: list[Line] = []
         self.away = self.after = False
         self.session = 1
 
     def lose(self) -> None:
         """They are other ones from now on, and new."""
-        self.rows, self.uptos, self.seeded = [], {}, {}
+        self.rows, self.lines, self.uptos, self.seeded = [], [], {}, {}
 
-    async def add(self, writer: str, upto: int, rows: list[UsageRow], after: int = 0) -> None:
+    async def add(self, writer: str, upto: int, rows: list[UsageRow], after: int = 0, lines: Sequence[Line] = ()) -> None:
         self.batches.append((writer, upto, rows))
         if self.uptos.get(writer, 0) < after:
             self.session += 1
@@ -45,6 +47,7 @@ class FakeRecords:
         if (not self.away or self.after) and self.uptos.get(writer, 0) < upto:
             self.uptos[writer] = upto
             self.rows += rows
+            self.lines += lines
         await self.check()
 
     async def check(self) -> None:

@@ -39,6 +39,7 @@ from sluicegate.observe.log import StateLog, access_log, configure
 from sluicegate.observe.metrics import Metrics, Siblings
 from sluicegate.observe.notices import Notices
 from sluicegate.outbox import Outbox
+from sluicegate.records.figures import EXPIRED
 from sluicegate.records.rows import RecordsUnavailable
 from sluicegate.records.store import Records
 from sluicegate.recovery import OtherRecords, Recovery
@@ -235,13 +236,20 @@ class Worker:
         policy, now_ms = self._loaded.policy, self.ledger.now_ms()
         log.warning("hold expired and was charged", hold_id=swept.hold_id, tag=swept.tag, output_tokens=swept.g, seen=swept.seen)
         found = expired.read(swept, policy.budget.expired_hold == "charge_seen", now_ms)
-        error, held = "expired", swept.g
-        self.metrics.observe(
-            Record(found.request_id, now_ms, key_id=found.key_id, deployment=found.deployment, error=error, source="held", held=held)
+        record = Record(
+            found.request_id,
+            now_ms,
+            key_id=found.key_id,
+            model=found.spent.model if found.spent is not None else "",
+            deployment=found.deployment,
+            error=EXPIRED,
+            source="held",
+            held=swept.g,
         )
+        self.metrics.observe(record)
         key = self._keys.get(found.key_id)
         if found.spent is not None:
-            self._outbox.spend(key.tree if key is not None else found.key_id.partition("/")[0], swept.hold_id, found.spent)
+            self._outbox.spend(key.tree if key is not None else found.key_id.partition("/")[0], swept.hold_id, found.spent, record)
         if key is not None:
             self._upkeep.charged[key.id] = refs(key.tree, key.counters, now_ms)
         for deployment in deployments(policy):

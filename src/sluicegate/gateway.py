@@ -117,7 +117,7 @@ class Gateway:
         trip.exchange.on_gone = None
         record = None
         if trip.standing is not None:
-            record = self.holding.settle(trip, trip.standing)
+            record = self.holding.settle(trip, trip.standing, last=True)
             await _next_turn()  # the journal and the ledger's link write at the end of this turn; the last byte goes out in the next
         now = self._clock()
         answers.finish(trip, now)
@@ -131,7 +131,9 @@ class Gateway:
                 self._learn(trip, answered)
                 if answered.call is not None and not answered.call.complete:
                     asyncio.get_running_loop().call_later(UPSTREAM_REST_S, answered.call.close)
-        record = record or trip.record(now)
+        if record is None:
+            record = trip.record(now)
+            self.holding.note(trip, record)
         for observe in self._observers:
             observe(record)
 

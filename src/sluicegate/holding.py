@@ -289,18 +289,26 @@ class Holding:
             admission.refs = held.template.refset(self._ledger.now_ms())
         raise LedgerUnavailable("the windows of a request stay stale")
 
-    def settle(self, trip: Trip, attempt: Attempt) -> Record:
-        """Ends the holds of one attempt at what it used, or at all that it may have used. Never refused; journal first, then the ledger."""
-        charge = attempt.charge = attempt.settled_at(trip.policy.budget.unknown_outcome)
+    def settle(self, trip: Trip, attempt: Attempt, *, last: bool = False) -> Record | None:
+        """Ends the holds of one attempt at what it used, or at all that it may have used. Never refused; journal first, then the ledger.
+
+        last: the request has ended; its record goes along.
+        """
+        charge = attempt.charge = attempt.settled_at(trip.policy)
         trip.charged(charge)
         requests = 1 if trip.written and not trip.counted else 0
         trip.counted = trip.counted or bool(requests)
-        record = trip.record(self._clock())
+        record = trip.record(self._clock()) if last else None
         self._end(attempt.held, charge, requests, record, self._spent(trip, attempt, charge, requests))
         if attempt.at_deployment is not None:
             self._end(attempt.at_deployment, charge, int(attempt.written))
         trip.standing = None
         return record
+
+    def note(self, trip: Trip, record: Record) -> None:
+        """How a request ended that holds nothing any more, for the records. Who has no key has none there: anybody could fill them."""
+        if trip.key is not None:
+            self._outbox.spend(trip.key.tree, trip.request_id, None, record)
 
     def cancel(self, attempt: Attempt) -> None:
         """Gives back what an attempt holds that was never sent; an admission in doubt is marked, so that it is not granted late."""
@@ -331,8 +339,8 @@ class Holding:
             self._outbox.settle(Settlement(held.hold_id, held.refset, used, held.mode if any(used) else "cancel", epoch), record, spent)
             if self.waiting.lines:
                 self.waiting.stir(held.template.counters)
-        elif spent is not None:
-            self._outbox.spend(held.template.tree, held.hold_id, spent)
+        elif spent is not None or record is not None:
+            self._outbox.spend(held.template.tree, held.hold_id, spent, record)
 
     def _spent(self, trip: Trip, attempt: Attempt, charge: Charge, requests: int) -> Spent | None:
         """What one attempt adds to the usage."""

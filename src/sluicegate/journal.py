@@ -56,8 +56,9 @@ class Entry(msgspec.Struct, gc=False):
     seq: int
     tree: str
     settlement: Settlement | None
-    record: Record | None  # None in format 1
+    record: Record | None  # how its request ended, if it has; None in format 1
     spent: Spent | None  # what it adds to the usage
+    hold_id: str  # or the request's own id
 
 
 class _StoredRef(msgspec.Struct, array_like=True, gc=False, frozen=True):
@@ -137,9 +138,11 @@ def encode(settlement: Settlement, record: Record | None, spent: Spent | None, w
     return bytes(_written)
 
 
-def encode_usage(tree: str, hold_id: str, spent: Spent, writer: str, seq: int) -> bytes:
+def encode_usage(tree: str, hold_id: str, record: Record | None, spent: Spent | None, writer: str, seq: int) -> bytes:
     """A line about what the ledger need not be told."""
-    return _encode((FORMAT, writer, seq, "", hold_id, "none", tree, (), (), None, spent)) + b"\n"
+    _encode_into((FORMAT, writer, seq, "", hold_id, "none", tree, (), (), record, spent), _written)
+    _written.append(10)
+    return bytes(_written)
 
 
 def _encode_refs(refs: RefSet) -> msgspec.Raw:
@@ -163,7 +166,7 @@ def decode(line: bytes) -> Entry:
     settlement = None
     if stored.mode != "none":
         settlement = Settlement(stored.hold_id, _refset(stored), stored.actual, stored.mode, stored.epoch)
-    return Entry(stored.writer, stored.seq, stored.tree, settlement, stored.record, stored.spent)
+    return Entry(stored.writer, stored.seq, stored.tree, settlement, stored.record, stored.spent, stored.hold_id)
 
 
 def _read_1(stored: _LineOf1) -> Entry:
@@ -171,7 +174,7 @@ def _read_1(stored: _LineOf1) -> Entry:
     if record is not None:
         amounts = 1, len(record.attempts), record.input_tokens, record.output_tokens, record.cost_nano_usd
         spent = Spent(record.key_id, record.model, record.deployment, stored.time_ms, *amounts)
-    return Entry("", 0, stored.tree, Settlement(stored.hold_id, _refset(stored), stored.actual, stored.mode), None, spent)
+    return Entry("", 0, stored.tree, Settlement(stored.hold_id, _refset(stored), stored.actual, stored.mode), None, spent, stored.hold_id)
 
 
 def _refset(stored: _Line | _LineOf1) -> RefSet:
@@ -287,6 +290,10 @@ class Journal:
         elif self._waiting_bytes > self._memory_bytes:
             self._shed()
         return seq
+
+    def unwritten(self) -> bytes:
+        """The lines that the disk has not taken yet."""
+        return b"".join(self._waiting.values())
 
     def acknowledge(self, seq: int) -> None:
         """The line needs no replay any more. Unknown and repeated numbers change nothing."""

@@ -6,6 +6,7 @@ later file must not come before an earlier one. A file stays until `remove`; not
 How it fails: OSError where the directory or a file cannot be read.
 """
 
+import contextlib
 import os
 from collections import defaultdict
 from collections.abc import Iterator
@@ -68,9 +69,16 @@ def leftovers(directory: str | Path) -> Iterator[Leftover]:
                 os.close(fd)
 
 
-def read_own(directory: str | Path, writer: str) -> list[File]:
-    """The files of a worker that lives, read by itself, oldest first. From any thread."""
-    return [File(path, path.read_bytes()) for path in sorted(Path(directory).glob(f"{writer}-*{SUFFIX}"), key=_age)]
+def own(directory: str | Path, writer: str) -> list[Path]:
+    """The files of a worker that lives, for itself, oldest first."""
+    return sorted(Path(directory).glob(f"{writer}-*{SUFFIX}"), key=_age)
+
+
+def read_own(directory: str | Path, writer: str) -> Iterator[File]:
+    """Those files, read one after the other as they are asked for: they may be many. From any thread."""
+    for path in own(directory, writer):
+        with contextlib.suppress(FileNotFoundError):  # all of it has been taken meanwhile
+            yield File(path, path.read_bytes())
 
 
 def _take(path: Path, into: dict[Path, int]) -> bool:

@@ -3,9 +3,10 @@
 To the ledger goes each settlement by itself. Settles are idempotent by hold id, so one whose outcome is unknown is simply sent again. A settlement
 of another epoch than the tree's present one (the state has been seeded anew since its hold was admitted) is charged unless the records had it
 when the tree was seeded: its usage is then in the sums.
-To the records goes usage in batches, once a second: sums per second of admission, key, model and deployment. A batch is sent as it is until it is
-taken; the records take it once (writer, upto). Records that are away stop nothing: the journal keeps the lines. Records that turn out to be others
-than before, or an older copy, get what they lack out of the journal, as far as its files are still there (journal.py).
+To the records goes usage in batches, once a second: sums per second of admission, key, model and deployment, and what each line tells of its request.
+A batch is sent as it is until it is taken; the records take it once (writer, upto). Records that are away stop nothing: the journal keeps the lines,
+and beyond LINES_MAX memory does not; they are read back when the records are there again. Records that turn out to be others than before, or an
+older copy, get what they lack out of the journal, as far as its files are still there (journal.py).
 
 Nothing used is lost: what either side has not taken stays in the journal's file, and is replayed by whoever finds that file unlocked.
 """
@@ -14,53 +15,33 @@ import asyncio
 import contextlib
 import itertools
 from collections import defaultdict, deque
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Sequence
+from pathlib import Path
 
 import structlog
 
 from sluicegate import journal as journaling
 from sluicegate import leftovers
+from sluicegate.batch import Usage, told
 from sluicegate.core.claims import RefSet, Settled, Settlement, Swept
 from sluicegate.core.record import Record, Spent
-from sluicegate.journal import Journal
+from sluicegate.journal import Entry, Journal
 from sluicegate.ledger.contract import Ledger, LedgerRecovering, LedgerUnavailable
 from sluicegate.observe.log import StateLog
+from sluicegate.records.requests import Line as Told
 from sluicegate.records.rows import RecordsBehind, RecordsUnavailable, UsageRow
 from sluicegate.records.store import Records
 
 RETRY_S = 1.0
 RETRY_AT_ONCE = 256
 FINISH_EVERY_S = 0.02
+LINES_MAX = 20_000  # for the records in memory: some seconds of a worker's work
 REPLAY_EVERY = 10  # rounds: workers beside this one may have died
 
 Marks = tuple[tuple[int, int], ...]
 Line = tuple[int, Settlement, Spent | None]  # number in its writer's journal
 
 log = structlog.get_logger("outbox")
-
-
-class Usage:
-    """Sums of what was spent, by second of admission, key, model and deployment."""
-
-    def __init__(self) -> None:
-        self._sums: dict[tuple[str, int, str, str, str], list[int]] = {}
-
-    def add(self, tree: str, spent: Spent) -> None:
-        """Adds what one settlement spent."""
-        key = (tree, spent.admitted_ms // 1000, spent.key_id, spent.model, spent.deployment)
-        sums = self._sums.get(key)
-        if sums is None:
-            self._sums[key] = [spent.requests, spent.attempts, spent.input_tokens, spent.output_tokens, spent.cost_nano_usd]
-        else:
-            sums[0] += spent.requests
-            sums[1] += spent.attempts
-            sums[2] += spent.input_tokens
-            sums[3] += spent.output_tokens
-            sums[4] += spent.cost_nano_usd
-
-    def rows(self) -> list[UsageRow]:
-        """As the records take them."""
-        return [UsageRow(*key, *sums) for key, sums in self._sums.items()]
 
 
 class Outbox:
@@ -91,13 +72,20 @@ class Outbox:
         self._failed: dict[int, Line] = {}  # those of them that are not on their way
         self._sent: deque[tuple[asyncio.Future[Settled], Line]] = deque()  # the others
         self._usage = Usage()
-        self._batch: tuple[int, list[UsageRow]] | None = None  # sent to the records, outcome unknown
+        self._lines: list[Told] = []
+        self._too_many = False  # lines to keep: those are in the journal alone
+        self._batch: tuple[int, list[UsageRow], list[Told]] | None = None  # sent to the records, outcome unknown
         self._upto = 0  # the records have the usage of all lines up to this one
         self._session = 0  # of the records, in which that was last made sure of
         self._usage_lines: list[int] = []  # that the ledger need not be told of
         self._flushing = asyncio.Lock()
         self._replay_due = True
         self._state = StateLog("records", "up", good=frozenset({"up"}))
+
+    @property
+    def state(self) -> str:
+        """Of the records: up or away."""
+        return self._state.state
 
     @property
     def backlog(self) -> int:
@@ -114,8 +102,8 @@ class Outbox:
         """Writes the journal's line and the ledger's call, in that order. What fails is sent again later."""
         journal, tree = self._journal, settlement.refs.tree
         seq = journal.append(journaling.encode(settlement, record, spent, journal.writer, journal.next_seq))
-        if spent is not None:
-            self._usage.add(tree, spent)
+        if spent is not None or record is not None:
+            self._keep(tree, settlement.hold_id, record, spent)
         state = self._ledger.trees.get(tree)
         if state is not None and state.epoch == settlement.epoch:
             self._send(seq, settlement, spent)
@@ -123,11 +111,23 @@ class Outbox:
             self._owed[seq] = settlement
             self._failed[seq] = seq, settlement, spent
 
-    def spend(self, tree: str, hold_id: str, spent: Spent) -> None:
-        """Usage that the ledger need not be told of: it has charged it, or no limit counts it."""
+    def spend(self, tree: str, hold_id: str, spent: Spent | None, record: Record | None = None) -> None:
+        """What the ledger need not be told: usage that it has charged, or that no limit counts; how a request ended that has used nothing.
+
+        hold_id: or the request's own id.
+        """
         journal = self._journal
-        self._usage_lines.append(journal.append(journaling.encode_usage(tree, hold_id, spent, journal.writer, journal.next_seq)))
-        self._usage.add(tree, spent)
+        self._usage_lines.append(journal.append(journaling.encode_usage(tree, hold_id, record, spent, journal.writer, journal.next_seq)))
+        self._keep(tree, hold_id, record, spent)
+
+    def _keep(self, tree: str, hold_id: str, record: Record | None, spent: Spent | None) -> None:
+        """For the next batch."""
+        if len(self._lines) < LINES_MAX:
+            self._lines.append((tree, hold_id, record, spent))
+            if spent is not None:
+                self._usage.add(tree, spent)
+        else:
+            self._too_many = True
 
     def _send(self, seq: int, settlement: Settlement, spent: Spent | None) -> "asyncio.Future[Settled]":
         self._owed[seq] = settlement
@@ -174,17 +174,37 @@ class Outbox:
                 await self._make_sure()
             if self._batch is not None:
                 await self._add(*self._batch)
-            if self.last_seq > self._upto:
-                self._batch = self.last_seq, self._usage.rows()
-                self._usage = Usage()
+            if self._too_many:
+                await self._read_back()
+            elif self.last_seq > self._upto:
+                self._batch = self.last_seq, self._usage.rows(), self._lines
+                self._usage, self._lines = Usage(), []
                 await self._add(*self._batch)
 
-    async def _add(self, upto: int, rows: list[UsageRow]) -> None:
+    async def _read_back(self) -> None:
+        """Sends what is in the journal only: a file after the other, in the end what the disk has not taken."""
+        upto, writer = self.last_seq, self._journal.writer
+        self._usage, self._lines = Usage(), []
+        self._journal.flush()
+        unwritten = leftovers.File(Path(), self._journal.unwritten())
+        files = leftovers.read_own(self._directory, writer)
+        while (file := await asyncio.to_thread(next, files, None)) is not None:
+            await self._add_entries(file.entries, upto)
+        await self._add_entries(unwritten.entries, upto)
+        self._too_many = len(self._lines) >= LINES_MAX  # what has come meanwhile
+
+    async def _add_entries(self, entries: Sequence[Entry], upto: int) -> None:
+        some = [entry for entry in entries if self._upto < entry.seq <= upto]
+        if some:
+            self._batch = some[-1].seq, *told(some)
+            await self._add(*self._batch)
+
+    async def _add(self, upto: int, rows: list[UsageRow], lines: list[Told]) -> None:
         try:
-            await self._records.add(self._journal.writer, upto, rows, self._upto)
+            await self._records.add(self._journal.writer, upto, rows, self._upto, lines)
         except RecordsBehind:
             await self._make_sure()
-            await self._records.add(self._journal.writer, upto, rows, self._upto)
+            await self._records.add(self._journal.writer, upto, rows, self._upto, lines)
         self._batch = None
         self._upto = upto
         done = [seq for seq in self._usage_lines if seq <= upto]
@@ -198,16 +218,19 @@ class Outbox:
         session, writer, upto = self._records.session, self._journal.writer, self._upto
         known = await self._records.written(writer) if upto else 0
         if known < upto:
+            had = known
             self._journal.flush()
-            usage, found = Usage(), 0
-            for file in await asyncio.to_thread(leftovers.read_own, self._directory, writer):
-                for entry in file.entries:
-                    if known < entry.seq <= upto:
-                        found += 1
-                        if entry.spent is not None:
-                            usage.add(entry.tree, entry.spent)
-            await self._records.add(writer, upto, usage.rows(), known)
-            log.warning("records had lost usage", added_lines=found, lost_lines=upto - known - found)
+            found = 0
+            files = leftovers.read_own(self._directory, writer)
+            while (file := await asyncio.to_thread(next, files, None)) is not None:
+                lost = [entry for entry in file.entries if known < entry.seq <= upto]
+                if lost:
+                    found += len(lost)
+                    rows, lines = told(lost)
+                    await self._records.add(writer, lost[-1].seq, rows, known, lines)
+                    known = lost[-1].seq
+            await self._records.add(writer, upto, [], known)
+            log.warning("records had lost usage", added_lines=found, lost_lines=upto - had - found)
         self._session = session
 
     # -- to the ledger, again ---------------------------------------------------------------------------------------------------------------
@@ -268,7 +291,7 @@ class Outbox:
         lines = {seq: line for seq, line in self._failed.items() if line[1].refs.tree == tree}
         if mark and not await self._records.included(tree, writer, mark):  # the others seeded without us
             self._journal.flush()
-            files = await asyncio.to_thread(leftovers.read_own, self._directory, writer)
+            files = await asyncio.to_thread(list, leftovers.read_own(self._directory, writer))
             for entry in (entry for file in files for entry in file.entries if entry.tree == tree):
                 if entry.settlement is not None and entry.seq <= mark:
                     lines.setdefault(entry.seq, (entry.seq, entry.settlement, entry.spent))
@@ -385,11 +408,8 @@ class Outbox:
         written = await self._records.written(writer)
         if written >= upto:
             return
-        usage = Usage()
-        for entry in file.entries:
-            if entry.seq > written and entry.spent is not None:
-                usage.add(entry.tree, entry.spent)
-        await self._records.add(writer, upto, usage.rows())
+        rows, lines = told([entry for entry in file.entries if entry.seq > written])
+        await self._records.add(writer, upto, rows, 0, lines)
 
 
 def _by_tree(lines: Iterable[Line]) -> dict[str, list[Line]]:

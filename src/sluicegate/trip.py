@@ -6,9 +6,10 @@ A `Trip` is one request of a client, an `Attempt` one physical call with holds o
 import asyncio
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from math import inf
 from typing import Any, Literal, Protocol
 
-from sluicegate.core import expired
+from sluicegate.core import deadlines, expired, labels
 from sluicegate.core.claims import Announcement, RefSet, Reply
 from sluicegate.core.classify import Billed
 from sluicegate.core.counters import name
@@ -310,6 +311,7 @@ class Trip:
             status, error = rejected.status, rejected.code
         latency_s = now - exchange.arrived
         theirs = exchange.headers.get(b"x-request-id")
+        tags = exchange.headers.get(b"x-sluicegate-tags")
         return Record(  # by position: on the path of every request, and names cost as much as all values together
             self.request_id,
             self.time_ms,
@@ -336,7 +338,11 @@ class Trip:
             max(0, int((latency_s - self.upstream_s) * 1e6)) if relay is None else 0,
             self.client_gone or exchange.gone,
             client_id(theirs) if theirs is not None else "",
-            "",
+            labels.user(request.fields) if request is not None else "",
             ", ".join([name(counter) for counter in self.shadowed]) if self.shadowed else "",
             int(self.waited_s * 1e6) if self.waited_s else 0,
+            usage.cache_write_tokens if usage is not None else 0,
+            "",
+            "",
+            labels.tags(tags) if tags is not None else "",
         )

@@ -109,8 +109,8 @@ def test_line_comes_back_whole() -> None:
 
 def test_line_of_usage_alone() -> None:
     """What the ledger need not be told has a line without a settlement."""
-    entry = decode(encode_usage("acme", "req_7.1", SPENT, "w9", 12))
-    assert entry == Entry("w9", 12, "acme", None, None, SPENT)
+    entry = decode(encode_usage("acme", "req_7.1", None, SPENT, "w9", 12))
+    assert entry == Entry("w9", 12, "acme", None, None, SPENT, "req_7.1")
 
 
 OF_FORMAT_1 = (

@@ -48,9 +48,13 @@ class Record(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     overhead_us: int = 0
     client_gone: bool = False
     client_id: str = ""  # x-request-id of the client, if valid
-    client_user: str = ""
+    client_user: str = ""  # as the request names its end user
     shadow: str = ""  # names of limits in mode shadow that would have refused it
     waited_us: int = 0  # in line for a limit
+    cache_write_tokens: int = 0
+    cache: str = ""  # hit, miss
+    cost_source: str = ""
+    tags: str = ""  # as the client gave them, `name=value` between commas; client_user and they are labels, which decide nothing
 
 
 class Spent(msgspec.Struct, frozen=True, gc=False, array_like=True):

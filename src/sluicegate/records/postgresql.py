@@ -17,7 +17,7 @@ from sqlalchemy import Connection, Engine, create_engine, text
 from sqlalchemy.pool import QueuePool
 
 UNREADABLE = "the URL of the records cannot be read"
-PASSING = {"40001", "40P01"}  # serialization failure, deadlock: the server asks for the transaction once more
+PASSING = {"40001", "40P01", "23505"}  # serialization failure, deadlock, a row that another has just made: once more from the beginning
 
 
 class Postgresql:

@@ -1,7 +1,11 @@
 """The tables of the records, the same in SQLite and PostgreSQL, and how they come into being.
 
 Usage is kept three times: by the second, for as long as a day's window may need it (SECONDS_KEPT_S), by the quarter of an hour and by the day. All
-are written in one transaction, so each may answer for what it covers; `meta.seconds_from_s` says since when the seconds are whole.
+are written in one transaction, so each may answer for what it covers; `meta.seconds_from_s` and `meta.quarters_from_s` say since when those are
+whole. Quarters and days also count what became of requests (figures.py); `requests` has a row for each.
+
+New databases are made from the tables below at once; those of an older program are brought up to them by Alembic (migrations/), which is not
+imported otherwise. `alembic_version` says the same as `meta.version`, which programs from before Alembic look at.
 
 A database is told from others by an identity of its own. The rounds of a new one begin above those of any that was made before: workers keep what
 they have confirmed when the records are lost under them.
@@ -12,12 +16,13 @@ How it fails: tables of a newer program are refused (RecordsTooNew) and not touc
 import secrets
 import time
 
-from sqlalchemy import BigInteger, Column, Connection, Index, Integer, MetaData, Table, Text, inspect, select, text
+from sqlalchemy import BigInteger, Column, Connection, Index, Integer, MetaData, String, Table, Text, inspect, select, text
 from sqlalchemy.dialects import postgresql, sqlite
 
+from sluicegate.records.figures import COUNTS, LATENCIES
 from sluicegate.records.rows import RecordsTooNew
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 QUARTER_S = 900  # no zone in use is off UTC by a fraction of it
 DAY_S = 86_400
 SECONDS_KEPT_S = 26 * 3_600  # a day may last 25 hours
@@ -40,7 +45,12 @@ def _name(name: str) -> Column[str]:
     return Column(name, Text, primary_key=True)
 
 
-def _usage(name: str) -> Table:
+def _count(name: str) -> Column[int]:
+    """As of version 3."""
+    return Column(name, BigInteger, nullable=False, server_default="0")
+
+
+def _usage(name: str, *more: str) -> Table:
     """time_s: start of the span that a row sums up."""
     return Table(
         name,
@@ -48,6 +58,7 @@ def _usage(name: str) -> Table:
         Column("time_s", BigInteger, primary_key=True, autoincrement=False),
         *(_name(part) for part in ("tree", "key_id", "model", "deployment")),
         *(_number(amount) for amount in AMOUNTS),
+        *(_count(count) for count in more),
         Index(f"{name}_of_tree", "tree", "time_s"),
         Index(f"{name}_of_deployment", "deployment", "time_s"),
         sqlite_with_rowid=False,
@@ -55,9 +66,32 @@ def _usage(name: str) -> Table:
 
 
 usage = _usage("usage")
-usage_quarters = _usage("usage_quarters")
-usage_days = _usage("usage_days")
+usage_quarters = _usage("usage_quarters", *COUNTS, *LATENCIES)
+usage_days = _usage("usage_days", *COUNTS, *LATENCIES)
 SPANS_S = {usage_days: DAY_S, usage_quarters: QUARTER_S, usage: 1}  # coarsest first
+
+# One row per logical request. Amounts are sums of what its attempts were charged, also while it is not known how it ended (`ended` 0). Order: as a
+# row of it is written (requests.py).
+requests = Table(
+    "requests",
+    metadata,
+    _name("request_id"),
+    _number("time_ms"),
+    *(_word(name) for name in ("tree", "tenant", "key_id", "model", "deployment", "provider", "dialect")),
+    *(_number(name) for name in ("stream", "status")),
+    *(_word(name) for name in ("finish", "refusal", "truncated", "error")),
+    _word("attempts"),  # JSON, in order
+    *(_number(name) for name in ("tries", "input_tokens", "cached_tokens", "cache_write_tokens", "output_tokens", "reasoning_tokens")),
+    _word("source"),  # of the tokens: reported, counted, partly, held
+    _number("cost_nano_usd"),
+    _word("cost_source"),
+    _word("cache"),
+    *(_number(name) for name in ("held", "latency_us", "first_byte_us", "overhead_us", "waited_us", "client_gone")),
+    *(_word(name) for name in ("client_user", "tags", "client_id", "shadow")),
+    _number("ended"),
+    Index("requests_of_time", "time_ms"),
+    Index("requests_of_key", "key_id", "time_ms"),
+)
 
 # How far each writer's journal is in `usage`, and how far it was when a tree was last seeded.
 writers = Table("writers", metadata, _name("writer"), _number("upto"))
@@ -88,7 +122,11 @@ meta = Table(
     _number("round"),
     _number("seconds_from_s"),
     _word("identity"),  # as of version 2
+    _count("quarters_from_s"),
 )
+
+# Alembic's own. One row: the version that the tables have.
+alembic_version = Table("alembic_version", metadata, Column("version_num", String(32), primary_key=True))
 
 
 def insert(connection: Connection, table: Table) -> "postgresql.Insert | sqlite.Insert":
@@ -106,11 +144,14 @@ def prepare(connection: Connection) -> str:
     if not inspect(connection).has_table(meta.name):
         metadata.create_all(connection)
         first_round = time.time_ns() // 1_000_000
-        connection.execute(meta.insert().values(one=1, version=SCHEMA_VERSION, round=first_round, seconds_from_s=0, identity=secrets.token_hex(8)))
+        first = {"one": 1, "version": SCHEMA_VERSION, "round": first_round, "seconds_from_s": 0, "identity": secrets.token_hex(8)}
+        connection.execute(meta.insert().values(first))
+        connection.execute(alembic_version.insert().values(version_num=str(SCHEMA_VERSION)))
     version = connection.execute(select(meta.c.version)).scalar_one()
     if version > SCHEMA_VERSION:
         raise RecordsTooNew(f"its tables have version {version}, this program knows versions up to {SCHEMA_VERSION}")
     if version < SCHEMA_VERSION:
-        connection.execute(text("ALTER TABLE meta ADD COLUMN identity TEXT NOT NULL DEFAULT ''"))
-        connection.execute(meta.update().values(version=SCHEMA_VERSION, identity=secrets.token_hex(8)))
+        from sluicegate.records.migrations import upgrade  # noqa: PLC0415  (Alembic takes a while to import, and is seldom needed)
+
+        upgrade(connection, version)
     return str(connection.execute(select(meta.c.identity)).scalar_one())

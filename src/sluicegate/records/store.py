@@ -1,7 +1,8 @@
 """The records: what was used, durably, and what all workers agree on about the trees' state in the ledger (ledger.md 7).
 
 Usage arrives as sums from each worker's journal. A writer (one run of a worker) counts its lines; `add` moves its mark `upto` in the same
-transaction that adds the rows, so that a batch counts once however often it is sent.
+transaction that adds the rows, so that a batch counts once however often it is sent. With the sums come the lines themselves, for the table
+`requests` (requests.py).
 
 Lost state. A tree's row is `open` (epoch is good), `lost` (being given up) or `seeding` (a new epoch is being announced). Changes are compare-and-set
 on the row; each change to lost or seeding takes a new round, one more than any tree has had.
@@ -17,12 +18,15 @@ How it fails: RecordsUnavailable after some seconds at most (database.py). The o
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 
-from sqlalchemy import Connection, Table, case, delete, func, literal, or_, select, update
+from sqlalchemy import Connection, Table, case, delete, literal, or_, select, update
 
+from sluicegate.records import requests, retention
 from sluicegate.records import sums as totals
 from sluicegate.records.database import Database
+from sluicegate.records.requests import Counted, Line
+from sluicegate.records.retention import KEPT, Kept
 from sluicegate.records.rows import NotLeading, RecordsBehind, RecordsUnavailable, Sum, TreeRow, UsageRow, WorkerRow
-from sluicegate.records.schema import AMOUNTS, QUARTER_S, SECONDS_KEPT_S, SPANS_S, insert, meta, seeded, trees, usage, workers, writers
+from sluicegate.records.schema import AMOUNTS, QUARTER_S, SPANS_S, insert, meta, seeded, trees, workers, writers
 
 TIMEOUT_S = 5.0
 WORKER_KEPT_MS = 3_600_000  # a worker that died without leaving is forgotten
@@ -34,9 +38,10 @@ Place = tuple[int, str, str, str, str]  # time_s, tree, key_id, model, deploymen
 class Records:
     """One per process. Every call may raise RecordsUnavailable, also before `open` has succeeded; each tries anew."""
 
-    def __init__(self, url: str, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(self, url: str, timeout_s: float = TIMEOUT_S, kept: Kept = KEPT) -> None:
         """url: `sqlite:///relative/path`, `sqlite:////absolute/path` or `postgresql://...`. Raises ValueError if it cannot be read."""
         self._database = Database(url, timeout_s)
+        self._kept = kept
         self._tidied_quarter = -1
 
     async def open(self) -> None:
@@ -58,17 +63,17 @@ class Records:
         """Raised whenever it may have become another database, or an older copy: what was brought in before must be looked for."""
         return self._database.session
 
-    async def add(self, writer: str, upto: int, rows: Sequence[UsageRow], after: int = 0) -> None:
-        """Adds the usage of a writer's lines up to `upto`; nothing if they are in already.
+    async def add(self, writer: str, upto: int, rows: Sequence[UsageRow], after: int = 0, lines: Sequence[Line] = ()) -> None:
+        """Adds what a writer's lines up to `upto` tell: their usage, in sums, and the lines themselves. Nothing if they are in already.
 
         after: the line up to which they must be in before; raises RecordsBehind if they are not.
         A batch whose outcome is unknown must be sent again as it was, before a longer one: what it had may be in, or may yet get in.
         """
-        await self._database.call(lambda connection: _add(connection, writer, upto, rows, after))
+        await self._database.call(lambda connection: _add(connection, writer, upto, rows, after, lines))
         newest_s = max((row.time_s for row in rows), default=0)
         if newest_s // QUARTER_S > self._tidied_quarter:
             with contextlib.suppress(RecordsUnavailable):  # what was asked for is done
-                if await self._database.call(lambda connection: _forget_seconds(connection, newest_s)):
+                if await self._database.call(lambda connection: retention.tidy(connection, newest_s, self._kept)):
                     self._tidied_quarter = newest_s // QUARTER_S
 
     async def written(self, writer: str) -> int:
@@ -152,7 +157,7 @@ def _nothing(_: object) -> None:
 # -- usage ----------------------------------------------------------------------------------------------------------------------------------
 
 
-def _add(connection: Connection, writer: str, upto: int, rows: Sequence[UsageRow], after: int = 0) -> None:
+def _add(connection: Connection, writer: str, upto: int, rows: Sequence[UsageRow], after: int = 0, lines: Sequence[Line] = ()) -> None:
     if after:
         known = connection.execute(select(writers.c.upto).where(writers.c.writer == writer)).scalar() or 0
         if known < after:
@@ -162,8 +167,9 @@ def _add(connection: Connection, writer: str, upto: int, rows: Sequence[UsageRow
     mark = mark.on_conflict_do_update(index_elements=[writers.c.writer], set_={"upto": mark.excluded.upto}, where=further)
     if connection.execute(mark.returning(writers.c.upto)).first() is None:
         return  # another worker has replayed them
-    for table, span_s in SPANS_S.items():
-        _increase(connection, table, rows, span_s)
+    counted = requests.add(connection, lines)
+    for table in SPANS_S:
+        _increase(connection, table, rows, counted)
 
 
 def _written(connection: Connection, writer: str) -> int:
@@ -173,33 +179,26 @@ def _written(connection: Connection, writer: str) -> int:
     return int(connection.execute(mark.returning(writers.c.upto)).scalar_one())
 
 
-def _increase(connection: Connection, table: Table, rows: Sequence[UsageRow], span_s: int) -> None:
+def _increase(connection: Connection, table: Table, rows: Sequence[UsageRow], counted: Counted) -> None:
     """Adds to the rows of a table. Always in the same order, so that two workers never wait for each other."""
-    amounts: dict[Place, list[int]] = {}
+    span_s, names = SPANS_S[table], [column.name for column in table.c][len(table.primary_key) :]
+    sums: dict[Place, list[int]] = {}
     for row in rows:
         place = (row.time_s // span_s * span_s, row.tree, row.key_id, row.model, row.deployment)
-        into = amounts.setdefault(place, [0] * len(AMOUNTS))
+        into = sums.setdefault(place, [0] * len(names))
         for i, name in enumerate(AMOUNTS):
             into[i] += getattr(row, name)
-    if amounts:
+    if len(names) > len(AMOUNTS):
+        for (time_ms, tree, key_id, model, deployment), numbers in counted:
+            into = sums.setdefault((time_ms // 1000 // span_s * span_s, tree, key_id, model, deployment), [0] * len(names))
+            for i, number in enumerate(numbers, len(AMOUNTS)):
+                if number:
+                    into[i] += number
+    if sums:
         more = insert(connection, table)
-        sums = {name: table.c[name] + more.excluded[name] for name in AMOUNTS}
-        names = [column.name for column in table.c]
-        values = [dict(zip(names, (*place, *amounts[place]), strict=True)) for place in sorted(amounts)]
-        connection.execute(more.on_conflict_do_update(index_elements=list(table.primary_key), set_=sums), values)
-
-
-def _forget_seconds(connection: Connection, newest_s: int) -> bool:
-    """Drops seconds that no window needs; the quarters have them. At most a quarter's worth at once. False: there are more."""
-    from_s = (newest_s - SECONDS_KEPT_S) // QUARTER_S * QUARTER_S
-    connection.execute(update(meta).where(meta.c.seconds_from_s < from_s).values(seconds_from_s=from_s))
-    from_s = int(connection.execute(select(meta.c.seconds_from_s)).scalar_one())
-    oldest_s = connection.execute(select(func.min(usage.c.time_s))).scalar()
-    if oldest_s is None or oldest_s >= from_s:
-        return True
-    until_s: int = min(from_s, oldest_s + QUARTER_S)
-    connection.execute(delete(usage).where(usage.c.time_s < until_s))
-    return until_s == from_s
+        added = {name: table.c[name] + more.excluded[name] for name in names}
+        values = [dict(zip(table.c.keys(), (*place, *sums[place]), strict=True)) for place in sorted(sums)]
+        connection.execute(more.on_conflict_do_update(index_elements=list(table.primary_key), set_=added), values)
 
 
 # -- workers and trees ----------------------------------------------------------------------------------------------------------------------

@@ -2,8 +2,8 @@
 
 A query groups by key and model (or by deployment and model); what it found is then added up in Python from each key to every scope above it.
 The middle of a span comes from the days, what is left of it from the quarters of an hour, and its ends from the seconds. Where seconds are no longer
-kept, a span has the whole quarters in which it begins and ends: more is counted than was used, never less. Likewise a row counts in the last slice
-that it can belong to.
+kept, a span has the whole quarters in which it begins and ends, and where those are not, whole days: more is counted than was used, never less.
+Likewise a row counts in the last slice that it can belong to.
 """
 
 from collections import defaultdict
@@ -26,7 +26,7 @@ Totals = dict[tuple[str, int], dict[str, list[int]]]
 
 def answer(connection: Connection, sums: Sequence[Sum]) -> list[int | dict[int, int]]:
     """The answers, in the order of the questions. The connection sees all of it as of one moment."""
-    kept_from_s = connection.execute(select(meta.c.seconds_from_s)).scalar_one()
+    kept = connection.execute(select(meta.c.seconds_from_s, meta.c.quarters_from_s)).one()
     groups: dict[tuple[int, int, int, bool], list[int]] = {}
     for index, one in enumerate(sums):
         groups.setdefault((one.start_ms, one.end_ms, one.slice_ms, one.deployment), []).append(index)
@@ -34,7 +34,7 @@ def answer(connection: Connection, sums: Sequence[Sum]) -> list[int | dict[int, 
     for indices in groups.values():
         first = sums[indices[0]]
         scopes = {sums[index].scope_id for index in indices}
-        totals = _totals(connection, first, scopes, kept_from_s)
+        totals = _totals(connection, first, scopes, *kept)
         numbers = sorted({number for _, number in totals})
         for index in indices:
             amounts = {number: _amount(sums[index], totals.get((sums[index].scope_id, number), {})) for number in numbers}
@@ -42,9 +42,9 @@ def answer(connection: Connection, sums: Sequence[Sum]) -> list[int | dict[int, 
     return answers
 
 
-def _totals(connection: Connection, first: Sum, scopes: set[str], kept_from_s: int) -> Totals:
+def _totals(connection: Connection, first: Sum, scopes: set[str], kept_from_s: int, quarters_from_s: int) -> Totals:
     totals: Totals = defaultdict(lambda: defaultdict(lambda: [0] * len(AMOUNTS)))
-    for table, from_s, to_s in spans(first, kept_from_s):
+    for table, from_s, to_s in spans(first, kept_from_s, quarters_from_s):
         for name, model, number, *amounts in connection.execute(query(table, first, scopes, from_s, to_s)):
             for scope in [name] if first.deployment else above(name):
                 if scope in scopes:
@@ -57,14 +57,15 @@ def _totals(connection: Connection, first: Sum, scopes: set[str], kept_from_s: i
 Span = tuple[Table, int, int]  # a table's rows from a second up to, not including, another
 
 
-def spans(one: Sum, kept_from_s: int) -> list[Span]:
-    """What covers a question's time, each moment once. kept_from_s: since when seconds are kept, a full quarter."""
+def spans(one: Sum, kept_from_s: int, quarters_from_s: int = 0) -> list[Span]:
+    """What covers a question's time, each moment once. Since when seconds are kept, a full quarter, and since when quarters are, a full day."""
     start_s = one.start_ms // 1000
     end_s = -(-one.end_ms // 1000) if one.end_ms else NEVER_S
-    if start_s < kept_from_s:
-        start_s = start_s // QUARTER_S * QUARTER_S
-    if end_s < kept_from_s:
-        end_s = -(-end_s // QUARTER_S) * QUARTER_S
+    for from_s, span_s in ((kept_from_s, QUARTER_S), (quarters_from_s, DAY_S)):
+        if start_s < from_s:
+            start_s = start_s // span_s * span_s
+        if end_s < from_s:
+            end_s = -(-end_s // span_s) * span_s
     if not one.slice_ms:
         return _cover(start_s, end_s, list(SPANS_S))
     if one.slice_ms >= COARSE_SLICE_MS:

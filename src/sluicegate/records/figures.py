@@ -1,0 +1,60 @@
+"""What is counted of requests beside what they used, and how latencies are summed up so that sums of sums still know their median.
+
+Pure. A latency counts in one of LATENCIES, whose bounds rise by half each: a quantile read from them is off by less than a fifth, however many
+rows, hours and workers it was added up from.
+
+Invariant: each request counts once, when it has ended.
+"""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+
+from sluicegate.core.record import Record
+
+# records: all requests, also those that were refused; the rest are some of them, but for the tokens. `requests` among the amounts has those alone
+# that reached an upstream: what limits count.
+COUNTS = (
+    *("records", "refused", "throttled", "errors", "fallbacks", "cache_hits", "answers"),
+    *("cached_tokens", "cache_write_tokens", "reasoning_tokens"),
+)
+BOUNDS_US = tuple(int(1_000 * 1.5**i) for i in range(32))  # 1 ms to 290 s: a latency counts in the first that it does not exceed
+LATENCIES = (*(f"latency_{i}" for i in range(len(BOUNDS_US))), "latency_more")
+EXPIRED = "expired"  # error of a request whose worker died: whoever charged its hold has written the record
+
+TOO_MANY = 429
+
+
+def counts(record: Record) -> list[int]:
+    """What one request adds to COUNTS and LATENCIES."""
+    found = [0] * (len(COUNTS) + len(LATENCIES))
+    found[0] = 1
+    if record.refusal:
+        found[1] = 1
+    elif record.error:
+        found[3] = 1
+    if record.status == TOO_MANY:
+        found[2] = 1
+    attempts = record.attempts
+    if len(attempts) > 1 and record.status == 200 and any(attempt.deployment != attempts[0].deployment for attempt in attempts):
+        found[4] = 1
+    if record.cache == "hit":
+        found[5] = 1
+    if record.status == 200:
+        found[6] = 1
+        found[len(COUNTS) + bisect_left(BOUNDS_US, record.latency_us)] = 1
+    found[7], found[8], found[9] = record.cached_tokens, record.cache_write_tokens, record.reasoning_tokens
+    return found
+
+
+def quantile_us(latencies: Sequence[int], share: float) -> int | None:
+    """The latency that this share of requests does not exceed, from counts by LATENCIES; None of none."""
+    rank = share * sum(latencies)
+    if not rank:
+        return None
+    below = 0
+    for i, number in enumerate(latencies):
+        if below + number >= rank:
+            low, high = (BOUNDS_US[i - 1] if i else 0), BOUNDS_US[min(i, len(BOUNDS_US) - 1)]
+            return round(low + (high - low) * (rank - below) / number) if high > low else low
+        below += number
+    raise AssertionError("more were counted than there are")
