@@ -192,6 +192,6 @@ class FakePool:
         self.calls: list[FakeCall] = []
         self.connected = True  # new calls are
 
-    def begin(self, method: bytes, path: bytes, headers: Headers, body: bytes, timeouts: Timeouts) -> Any:
+    def begin(self, method: bytes, path: bytes, headers: Headers, body: bytes, timeouts: Timeouts, ends_at: float | None = None) -> Any:
         self.calls.append(FakeCall(body, self.connected))
         return self.calls[-1]

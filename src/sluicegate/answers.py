@@ -14,6 +14,7 @@ from sluicegate.trip import Attempt, Trip
 _IDS = b"\r\n%b: %b\r\nx-sluicegate-request-id: %b\r\nx-sluicegate-overhead-ms: %.2f"
 _ID = b"x-request-id"
 _ID_OF = {"anthropic_messages": b"request-id"}  # by the client's dialect: https://docs.anthropic.com/en/api/errors#request-id
+_ONLY_IDS = b"\r\n%b: %b\r\nx-sluicegate-request-id: %b"
 _ATTEMPTS = b"\r\nx-sluicegate-attempts: %b"
 _SERVED_BY = b"\r\nx-sluicegate-model: %b\r\nx-sluicegate-deployment: %b"
 _MAX_TOKENS = b"\r\nx-sluicegate-max-tokens: %d"
@@ -22,11 +23,27 @@ _STREAM = b"\r\ncontent-type: text/event-stream; charset=utf-8\r\ncache-control:
 _LEFT_OUT = b"\r\nx-sluicegate-left-out: %b"
 _JSON = b"\r\ncontent-type: application/json"
 
+# Before the first event: a comment, with one line feed, as an empty line behind it is an event to some readers; and what Anthropic's clients know.
+_COMMENT = b": keep-alive\n"
+_SIGNS_OF_LIFE = {"anthropic_messages": b'event: ping\ndata: {"type": "ping"}\n\n'}
+
 
 def start_stream(trip: Trip, attempt: Attempt, now: float) -> None:
-    """Commits the 200 of a stream."""
+    """Commits the 200 of a stream, unless a sign of life has."""
+    if trip.status:
+        return
     trip.status = 200
     trip.exchange.start(200, (), None, b"".join((_common(trip, now), _served_by(trip, attempt), _STREAM)))
+
+
+def keep_alive(trip: Trip) -> None:
+    """A sign of life between the request and the first output of a stream. The first one commits the 200: what is not known by then is in no header:
+    who answers, what was tried, the overhead."""
+    if not trip.status:
+        trip.status = 200
+        request_id = trip.request_id.encode()
+        trip.exchange.start(200, (), None, _ONLY_IDS % (_ID_OF.get(trip.dialect.NAME, _ID), request_id, request_id) + _STREAM)
+    trip.exchange.write(_SIGNS_OF_LIFE.get(trip.dialect.NAME, _COMMENT))
 
 
 def finish(trip: Trip, now: float) -> None:
@@ -46,10 +63,7 @@ def finish(trip: Trip, now: float) -> None:
         tail = _truncation(trip, attempt)
         exchange.finish(telling.in_stream(trip, attempt, tail) if trip.include else tail)
     else:
-        failure = attempt.relay.failure
-        told = mask(failure.message, attempt.deployment.provider.headers)[:MESSAGE_MAX] if failure is not None else ""
-        message = told or "The upstream ended its answer early."
-        _break(trip, message, "upstream_error", "upstream_error")
+        _died(trip, attempt, attempt.relay)
 
 
 def _unary(trip: Trip, attempt: Attempt, now: float) -> None:
@@ -58,6 +72,17 @@ def _unary(trip: Trip, attempt: Attempt, now: float) -> None:
     body = telling.in_body(trip, attempt, now) if trip.include else attempt.body
     trip.exchange.start(200, (), len(body), b"".join((_common(trip, now), _served_by(trip, attempt), cost)))
     trip.exchange.finish(body)
+
+
+def _died(trip: Trip, attempt: Attempt, relay: Relay) -> None:
+    """A stream that has ended in its middle."""
+    if relay.error is not None and relay.late:
+        over = relay.error.reason == "deadline"
+        message = "The time of the request was over before its answer was whole." if over else "The upstream said nothing more in time."
+        _break(trip, message, "upstream_error", "upstream_timeout")
+        return
+    told = mask(relay.failure.message, attempt.deployment.provider.headers)[:MESSAGE_MAX] if relay.failure is not None else ""
+    _break(trip, told or "The upstream ended its answer early.", "upstream_error", "upstream_error")
 
 
 def _last(attempt: Attempt, relay: Relay) -> bytes:
@@ -77,21 +102,21 @@ def _truncation(trip: Trip, attempt: Attempt) -> bytes:
 
 
 def _reject(trip: Trip, rejected: Reject, now: float) -> None:
-    if trip.status:  # the answer has been started
-        _break(trip, rejected.message, rejected.type, rejected.code)
-        return
-    trip.status = trip.dialect.STATUS.get(rejected.code, rejected.status)
     extra: dict[str, object] = {"request_id": trip.request_id}
     if rejected.detail is not None:
         extra["sluicegate"] = rejected.detail
+    if trip.status:  # the answer has been started
+        _break(trip, rejected.message, rejected.type, rejected.code, extra)
+        return
+    trip.status = trip.dialect.STATUS.get(rejected.code, rejected.status)
     body = trip.dialect.write_error(trip.status, rejected.message, rejected.type, rejected.param, rejected.code, extra)
     trip.exchange.start(trip.status, rejected.headers, len(body), _common(trip, now) + _JSON)
     trip.exchange.finish(body)
 
 
-def _break(trip: Trip, message: str, type_: str, code: str) -> None:
+def _break(trip: Trip, message: str, type_: str, code: str, extra: dict[str, object] | None = None) -> None:
     """An error event, no `[DONE]`, and a connection that does not close as clean."""
-    trip.exchange.write(trip.dialect.write_stream_error(message, type_, code, {"request_id": trip.request_id}))
+    trip.exchange.write(trip.dialect.write_stream_error(message, type_, code, extra or {"request_id": trip.request_id}))
     trip.exchange.abort()
 
 

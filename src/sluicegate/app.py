@@ -31,6 +31,7 @@ from sluicegate.http.exchange import Exchange
 from sluicegate.http.pools import Pools
 from sluicegate.http.server import Server
 from sluicegate.journal import Journal, JournalState
+from sluicegate.keepalive import KeepAlive
 from sluicegate.ledger.contract import Ledger, LedgerUnavailable
 from sluicegate.ledger.memory import MemoryLedger
 from sluicegate.ledger.redis import RedisLedger
@@ -164,7 +165,8 @@ class Worker:
             await self._siblings.start()
         except OSError as error:  # a gateway without the others' figures is better than none
             log.warning("metrics of other workers cannot be had", reason=str(error))
-        self._tasks += [loop.create_task(self._upkeep.run()), loop.create_task(self._outbox.run())]
+        alive = KeepAlive(self.gateway.trips, lambda: self.gateway.policy, time.monotonic)
+        self._tasks += [loop.create_task(work.run()) for work in (self._upkeep, self._outbox, alive)]
         if self._loaded.source is not None:
             self._tasks.append(loop.create_task(self.reloading.run(self._loaded.source)))
 
@@ -186,6 +188,7 @@ class Worker:
         self._upkeep.hold_for(policy.budget.hold_ttl_ms)
         if self.server is not None:
             self.server.drain_s = config.server.drain_ms / 1000
+            self.server.drain_delay_s = config.server.drain_delay_ms / 1000
         if _log_form(loaded) != _log_form(before):
             configure(_log_form(loaded))
 
@@ -280,7 +283,8 @@ def _journal_log() -> Callable[[JournalState], None]:
 async def serving(loaded: Loaded, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[tuple[Worker, Server]]:
     """A whole gateway inside the running loop, without signals."""
     worker = Worker(loaded)
-    server = worker.server = Server(worker.surface.handle, host=host, port=port, drain_s=loaded.config.server.drain_ms / 1000)
+    drain_s, delay_s = loaded.config.server.drain_ms / 1000, loaded.config.server.drain_delay_ms / 1000
+    server = worker.server = Server(worker.surface.handle, host=host, port=port, drain_s=drain_s, drain_delay_s=delay_s)
     await worker.start()
     await server.start()
     try:
@@ -313,5 +317,6 @@ def serve_worker(loaded: Loaded, sockets: Sequence[socket.socket]) -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD, 20, 20)
-    server = Server(handle, sockets=sockets, on_start=start, on_stop=stop, drain_s=loaded.config.server.drain_ms / 1000)
+    drain_s, delay_s = loaded.config.server.drain_ms / 1000, loaded.config.server.drain_delay_ms / 1000
+    server = Server(handle, sockets=sockets, on_start=start, on_stop=stop, drain_s=drain_s, drain_delay_s=delay_s)
     server.run()

@@ -7,6 +7,7 @@ Nothing reaches the client from here.
 import asyncio
 from collections.abc import Callable
 
+import msgspec
 import structlog
 
 from sluicegate.core import classify
@@ -18,7 +19,7 @@ from sluicegate.dialects.form import Request, Target
 from sluicegate.dialects.registry import between
 from sluicegate.growth import Growth, Pace
 from sluicegate.http.pools import Pools
-from sluicegate.http.upstream import UpstreamError, read_all
+from sluicegate.http.upstream import Call, UpstreamError
 from sluicegate.ledger.contract import Ledger
 from sluicegate.providers import forwarded
 from sluicegate.relay import Relay
@@ -63,15 +64,19 @@ class Calls:
         body = attempt.via.write_request(request, target)
         attempt.left_out = target.left_out
         headers = forwarded(provider, trip.exchange.headers)
-        call = attempt.call = self._pools.of(provider).begin(b"POST", path, headers, body, trip.timeouts)
+        call = attempt.call = self._pools.of(provider).begin(b"POST", path, headers, body, trip.timeouts, trip.ends_at)
+        call.unspoken = request.stream
         attempt.billed = "unknown"  # until something is known, however this ends
         trip.exchange.on_gone = attempt.client_left
         started = self._clock()
         try:
+            if started >= trip.ends_at:
+                raise UpstreamError("deadline", False, "nothing was sent")
             await call.start()
             if request.stream and call.status == 200 and call.headers.get(b"content-type", b"").lower().startswith(STREAMS):
                 outcome = await self._first_output(trip, attempt, request)
             else:
+                call.unspoken = False
                 outcome = await self._whole_answer(trip, attempt, request)
         except UpstreamError as error:
             outcome = classify.broken(error.reason, error.written)
@@ -82,6 +87,7 @@ class Calls:
         trip.called(attempt, "200" if outcome is None else outcome.name, started, self._clock())
         if outcome is not None:
             call.close()
+            outcome = _for(trip, outcome)
             attempt.billed, attempt.error = outcome.billed, outcome.code[:CODE_MAX]
         return outcome
 
@@ -107,6 +113,7 @@ class Calls:
             clock=self._clock,
         )
         await relay.first()
+        call.unspoken = False
         if relay.has_output or relay.ended in ("complete", "truncated"):
             return None
         attempt.usage = relay.usage
@@ -161,6 +168,26 @@ class Calls:
             return self._ledger.extend(Extension(held.hold_id, held.refset, need, want, seen, budget.hold_ttl_ms))
 
         return Growth(extend, attempt.granted, attempt.figures.want, pace, run_on, self._clock)
+
+
+async def read_all(call: Call, max_bytes: int) -> bytes:
+    """The whole body of an answer; one that is larger is an answer that cannot be read."""
+    parts, size = [], 0
+    while size <= max_bytes and (data := await call.read()):
+        parts.append(data)
+        size += len(data)
+    if size > max_bytes:
+        call.close()
+        raise UpstreamError("protocol", True, f"the answer is larger than {max_bytes} bytes")
+    return b"".join(parts)
+
+
+def _for(trip: Trip, outcome: Outcome) -> Outcome:
+    """What an outcome means for this request: what may have been done is not asked for again if the operator does not want that, and a deadline that
+    the client has chosen is no fault of the upstream's."""
+    elsewhere = outcome.elsewhere and (outcome.billed != "unknown" or trip.policy.resilience.resend_elsewhere)
+    fails = outcome.fails and not (trip.hurried and outcome.name == "deadline")
+    return msgspec.structs.replace(outcome, elsewhere=elsewhere, fails=fails)
 
 
 def _target(trip: Trip, attempt: Attempt) -> Target:

@@ -92,6 +92,7 @@ class Gateway:
                 trip.include = telling.asked(exchange.headers[telling.HEADER])
                 telling.prepare(trip.request, dialect.NAME, trip.include)
             trip.plan = self._plan(trip.policy, trip.key, trip.request)
+            trip.limit(trip.plan.model.timeouts)
             await self._route(trip, trip.plan, trip.request)
         except Reject as rejected:
             trip.rejected = rejected
@@ -194,7 +195,7 @@ class Gateway:
             if trip.exchange.gone:
                 raise ClientGone
             pause_s = self.standings.pause_s(outcome, tries)
-            if pause_s is None:
+            if pause_s is None or self._clock() + pause_s >= trip.ends_at:
                 self.standings.note(standing, permit, outcome)
                 return reject.upstream(outcome)
             self.holding.leave_deployment(trip, attempt)
@@ -219,8 +220,9 @@ class Gateway:
             standing.report(permit, "ok", self._clock())
         if relay is not None:
             await self._deliver(trip, attempt, relay)
-            died = relay.ended == "died"
-            standing.report(permit, "void" if died and attempt.closed else "failed" if died else "ok", self._clock())
+            died, error = relay.ended == "died", relay.error
+            blameless = attempt.closed or (error is not None and error.reason == "deadline")  # the client has left, or the request's time is over
+            standing.report(permit, "void" if died and blameless else "failed" if died else "ok", self._clock())
 
     async def count(self, exchange: Exchange, read_request: Callable[[bytes], Request]) -> int:
         """Input tokens of a request that is not to be served, at the first deployment of its model: estimated, or where that cannot be, what would be

@@ -190,7 +190,7 @@ class Holding:
         if trip.exchange.gone:
             raise ClientGone
         waiting, budget, counters, reply = self.waiting, trip.policy.budget, attempt.held.template.counters, trip.reply
-        left_s = budget.queue_max_wait_ms / 1000 - trip.waited_s if place is None else waiting.left_s(place)
+        left_s = waiting.left_s(place) if place is not None else self._may_wait_s(trip)
         room_in_s, standing = 0.0, None
         if refusal is not None:
             assert reply is not None
@@ -209,6 +209,10 @@ class Holding:
             self._notices.waited("full", 0)
             raise self._rejected(trip, refusal or self._still_waiting(trip, attempt, behind))
         return place
+
+    def _may_wait_s(self, trip: Trip) -> float:
+        """How long it may wait for limits, in what is left of the request's time."""
+        return min(trip.policy.budget.queue_max_wait_ms / 1000 - trip.waited_s, trip.ends_at - self._clock())
 
     def _takes_less(self, attempt: Attempt, refusal: Refusal, place: Place | None) -> bool:
         """Whether waiting for all that an answer may need is no use, since it will not come free, not in time, or not here: then it asks for less."""

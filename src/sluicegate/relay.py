@@ -98,6 +98,11 @@ class Relay:
         if growth is not None:
             growth.on_answer = self._advance
 
+    @property
+    def late(self) -> bool:
+        """A limit of time has ended it."""
+        return self.error is not None and self.error.reason in ("timeout", "deadline")
+
     def granted(self, before: int) -> int:
         """Output tokens that the hold covers in the end."""
         return self._growth.granted if self._growth is not None else before

@@ -200,7 +200,7 @@ class Trip:
         *("answered", "attempts", "client_gone", "cost_nano_usd", "counted", "dialect", "exchange", "first_byte_s", "idle_s", "input_tokens", "key"),
         *("output_tokens", "plan", "policy", "rejected", "refset", "reply", "request", "request_id", "shadowed", "source"),
         *("include", "standing", "status"),
-        *("time_ms", "timeouts", "tries", "upstream_s", "waited_s", "written"),
+        *("ends_at", "hurried", "time_ms", "timeouts", "tries", "upstream_s", "waited_s", "written"),
     )
 
     def __init__(self, request_id: str, exchange: Exchange, dialect: Dialect, policy: Policy, time_ms: int) -> None:
@@ -209,7 +209,9 @@ class Trip:
         self.dialect = dialect
         self.policy = policy
         self.time_ms = time_ms
-        self.timeouts: Timeouts = policy.timeouts
+        self.timeouts: Timeouts  # from the plan on, with the two below
+        self.ends_at: float  # by the clock
+        self.hurried: bool  # that is the client's choice
         self.key: Key | None = None
         self.request: Request | None = None
         self.plan: Plan | None = None
@@ -232,6 +234,15 @@ class Trip:
         self.waited_s = 0.0  # for limits
         self.first_byte_s = 0.0
         self.include = frozenset[str]()  # what the client wants to be told in the answer (telling.py)
+
+    def limit(self, timeouts: Timeouts) -> None:
+        """How long it may take, from its headers on: what its model allows, or less if the client says so."""
+        self.timeouts = timeouts
+        total_s = timeouts.total_ms / 1000
+        said = self.exchange.headers.get(b"timeout")
+        asked_s = deadlines.asked_s(said) if said is not None else inf
+        self.hurried = asked_s < total_s
+        self.ends_at = self.exchange.arrived + (asked_s if self.hurried else total_s)
 
     def open_holds(self) -> Iterator[tuple[str, str]]:
         """(tree, hold id) of every hold that must not expire."""
@@ -306,7 +317,7 @@ class Trip:
         if attempt is not None:
             relay, usage, status = attempt.relay, attempt.usage, 200
             finish = "length" if relay is not None and relay.truncated else attempt.finish
-            error = "upstream_error" if attempt.ended == "broken" else ""
+            error = "" if attempt.ended != "broken" else "upstream_timeout" if relay is not None and relay.late else "upstream_error"
         if rejected is not None:
             status, error = rejected.status, rejected.code
         latency_s = now - exchange.arrived

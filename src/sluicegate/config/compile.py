@@ -13,7 +13,7 @@ from sluicegate.config.compiling import Compiling
 from sluicegate.config.fields import ConfigError, Problem
 from sluicegate.config.schema import Config
 from sluicegate.core import counters as counting
-from sluicegate.core.tenants import Budget, Key, Model, Policy, Resilience, Timeouts
+from sluicegate.core.tenants import Budget, Key, Model, Policy, Resilience
 
 ADMIN_KEY_MIN = 16
 MARKS_OF_COUNTER_MAX = 48  # a bit for each, in a number that a double holds
@@ -46,7 +46,6 @@ class _Compiler(Compiling):
             keys=keys,
             models=models,
             budget=_budget(config.budget),
-            timeouts=Timeouts(**config.resilience.timeouts.model_dump()),
             unpriced=config.prices.unpriced,
             on_ledger_failure=config.on_ledger_failure,
             resilience=_resilience(config.resilience),

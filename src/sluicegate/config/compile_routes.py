@@ -12,7 +12,7 @@ from sluicegate.config.schema import Config
 from sluicegate.core.counters import deployment_tree, group
 from sluicegate.core.limits import Limit
 from sluicegate.core.prices import Price
-from sluicegate.core.tenants import Counter, Deployment, Model, Provider, Proxy, Scope
+from sluicegate.core.tenants import Counter, Deployment, Model, Provider, Proxy, Scope, Timeouts
 from sluicegate.providers import FORWARDED, OPENAI_ELSEWHERE, ROWS, SPOKEN, Row, cap_field, image_tokens, paths, spoken, tokenizer
 
 _DEPLOYED_MODEL = re.compile(r"[A-Za-z0-9._:/@+=~-]{1,200}")
@@ -180,8 +180,13 @@ class Routes(Compiling):
                     self.problem(path, f"{deployment.id} is in this route twice")
                 elif deployment is not None:
                     route.append(deployment)
-            models[name] = Model(name, tuple(route), one.max_output)
+            models[name] = Model(name, tuple(route), one.max_output, self.timeouts(one))
         return models
+
+    def timeouts(self, written: schema.Model) -> Timeouts:
+        """What binds everywhere, but for what this model says otherwise."""
+        everywhere, here = self.config.resilience.timeouts, written.timeouts
+        return Timeouts(**{**everywhere.model_dump(), **here.model_dump(exclude_unset=True)})
 
     def deployment(
         self, written: schema.Deployment, providers: dict[str, Provider | None], counters: dict[str, tuple[Counter, ...]], path: Path

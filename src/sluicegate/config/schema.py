@@ -60,6 +60,7 @@ class Server(Section):
     listen: Listen = "127.0.0.1:8080"
     workers: Whole = Field(default=1, ge=1, le=256)
     drain_ms: Duration = Field(default=60_000, alias="drain")
+    drain_delay_ms: Duration = Field(default=0, alias="drain_delay")
     max_body: Size = 32 * 2**20
 
     @property
@@ -88,10 +89,11 @@ class Admin(Section):
 
 
 class Timeouts(Section):
-    """`resilience.timeouts:`"""
+    """`resilience.timeouts:`, and the fields of it that one of `models:` says otherwise."""
 
     connect_ms: Duration = Field(default=2_000, alias="connect")
     first_byte_ms: Duration = Field(default=120_000, alias="first_byte")
+    first_token_ms: Duration = Field(default=120_000, alias="first_token")
     idle_ms: Duration = Field(default=60_000, alias="idle")
     write_ms: Duration = Field(default=30_000, alias="write")
     total_ms: Duration = Field(default=600_000, alias="total")
@@ -113,6 +115,8 @@ class Resilience(Section):
     cooldown_ms: Duration = Field(default=10_000, alias="cooldown")
     breaker: Breaker = Breaker()
     timeouts: Timeouts = Timeouts()
+    resend_elsewhere: OnOff = True
+    keep_alive_ms: Duration = Field(default=0, alias="keep_alive")
 
 
 class Queue(Section):
@@ -203,6 +207,7 @@ class Model(Section):
 
     deployments: list[Deployment] = Field(min_length=1)
     max_output: Whole = Field(default=4096, ge=1, le=10**7)
+    timeouts: Timeouts = Timeouts()
 
 
 # -- tenants ------------------------------------------------------------------------------------------------------------------------------

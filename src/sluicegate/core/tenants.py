@@ -82,10 +82,12 @@ class Provider(msgspec.Struct, frozen=True):
 
 
 class Timeouts(msgspec.Struct, frozen=True):
-    """Milliseconds. first_byte: from the request written to the status line; idle: between reads afterwards; write: the client takes no byte."""
+    """Milliseconds. first_byte: from the request written to the status line; first_token: to the first output of a stream; idle: between reads
+    afterwards; write: the client takes no byte; total: the whole request, with all that is tried and waited for."""
 
     connect_ms: int = 2_000
     first_byte_ms: int = 120_000
+    first_token_ms: int = 120_000
     idle_ms: int = 60_000
     write_ms: int = 30_000
     total_ms: int = 600_000
@@ -125,6 +127,7 @@ class Model(msgspec.Struct, frozen=True):
     name: str
     deployments: tuple[Deployment, ...]
     max_output: int = 4096
+    timeouts: Timeouts = Timeouts()
 
 
 class Key(msgspec.Struct, frozen=True):
@@ -164,6 +167,8 @@ class Resilience(msgspec.Struct, frozen=True):
     cooldown_ms: int = 10_000  # where the upstream does not say
     breaker_failures: int = 5
     breaker_pause_ms: int = 20_000
+    resend_elsewhere: bool = True  # what may have been done already is asked of another deployment
+    keep_alive_ms: int = 0  # between two signs of life while a stream's first output is waited for; 0: none
 
 
 class Policy(msgspec.Struct, frozen=True):
@@ -172,7 +177,6 @@ class Policy(msgspec.Struct, frozen=True):
     keys: dict[bytes, Key]  # by SHA-256 digest of the secret
     models: dict[str, Model]
     budget: Budget
-    timeouts: Timeouts
     unpriced: Literal["refuse", "free"] = "refuse"
     on_ledger_failure: Literal["refuse", "allow"] = "refuse"
     resilience: Resilience = Resilience()

@@ -7,7 +7,7 @@ A subclass of uvicorn's server, which binds and accepts. `handle` gets every req
 
 The first signal: `ready` is False at once; after `drain_delay_s` nothing new is accepted, idle connections are closed, and open exchanges have
 `drain_s` to finish. The second signal, or the end of that time, cuts: every open exchange loses its client (`on_gone`), so that its handler settles;
-handlers that have not returned `CUT_S` later are cancelled. No exit skips this.
+handlers that have not returned `CUT_S` later are cancelled. No exit skips this. After a second signal `on_stop` has `END_S`, and is cancelled then.
 """
 
 import asyncio
@@ -28,6 +28,7 @@ from sluicegate.http.exchange import Handler, logger
 BACKLOG = 2_048  # connections that wait to be accepted
 SOCKET_MESSAGE_BYTES_MAX = 65_536
 CUT_S = 1.5
+END_S = 0.3  # with CUT_S within 2 s
 _POLL_S = 0.05
 
 
@@ -102,7 +103,7 @@ class Server(uvicorn.Server):
         self._on_start = on_start
         self._on_stop = on_stop
         self.drain_s = drain_s
-        self._drain_delay_s = drain_delay_s
+        self.drain_delay_s = drain_delay_s
         self._asked = asyncio.Event()
         self._cut = asyncio.Event()
         self._ticker: asyncio.TimerHandle | None = None
@@ -156,7 +157,7 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self.ready = False
         state = self.server_state
-        await self._until(self._cut.is_set, self._drain_delay_s)
+        await self._until(self._cut.is_set, self.drain_delay_s)
         for server in self.servers:
             server.close()
         for connection in list(state.connections):
@@ -166,7 +167,7 @@ class Server(uvicorn.Server):
             await self._cut_all()
         await self.lifespan.shutdown()
         if self._on_stop is not None:
-            await self._on_stop()
+            await self._end(asyncio.ensure_future(self._on_stop()))
         if self._ticker is not None:
             self._ticker.cancel()
 
@@ -183,6 +184,19 @@ class Server(uvicorn.Server):
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks, timeout=_POLL_S)
+
+    async def _end(self, ending: "asyncio.Future[None]") -> None:
+        """Waits for what follows the last request; a second signal, before or meanwhile, leaves it little time."""
+        cut = asyncio.get_running_loop().create_task(self._cut.wait())
+        await asyncio.wait([ending, cut], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([ending], timeout=END_S)
+        cut.cancel()
+        if ending.done():
+            ending.result()
+        else:
+            logger.warning("ending before all is settled elsewhere")
+            ending.cancel()
+            await asyncio.wait([ending])
 
     def _quiet(self) -> bool:
         state = self.server_state

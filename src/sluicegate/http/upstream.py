@@ -11,7 +11,9 @@ be billed. A request is sent twice in one case only: a reused connection that th
 had never accepted it. An answer that does not end as its framing says is an error. Only the headers given go out, with host, content-length and
 `accept-encoding: identity`; no redirect is followed and no cookie kept. `close` closes the connection at once unless the answer is complete.
 
-Time limits are checked by one timer per pool, every `TICK_S`: no timer is made per call or read, and none runs while the pool is idle.
+Time limits are checked by one timer per pool, every `TICK_S`: no timer is made per call or read, and none runs while the pool is idle. A call that is
+`unspoken`, as its caller says of a stream until it has seen output, is bound by `first_token` and not by `idle`: pings do not meet the one, and the
+other begins with the first output. That `ends_at` has come is a failure of its own, "deadline": it says little about the upstream.
 """
 
 import asyncio
@@ -25,7 +27,7 @@ from sluicegate.http import wire
 from sluicegate.http.origin import OriginConnection
 from sluicegate.http.route import in_ascii, route
 
-Reason = Literal["connect", "tls", "timeout", "reset", "incomplete", "protocol", "closed"]
+Reason = Literal["connect", "tls", "timeout", "deadline", "reset", "incomplete", "protocol", "closed"]
 
 TICK_S = 0.1
 REUSE_RACE_S = 0.1
@@ -51,12 +53,12 @@ class Call:
     """One request and its answer. One task at a time may start or read it; `close` may come from anywhere."""
 
     __slots__ = (
-        *("bodiless", "complete", "deadline", "headers", "sink", "status", "stirred", "written"),
-        *("_body", "_connecting", "_connection", "_failure", "_head", "_loop", "_paused", "_pool", "_raced", "_rest", "_timeouts", "_total_end"),
+        *("bodiless", "complete", "deadline", "ends_at", "headers", "sink", "status", "stirred", "unspoken", "written"),
+        *("_body", "_connecting", "_connection", "_failure", "_head", "_loop", "_paused", "_pool", "_raced", "_rest", "_sent_at", "_timeouts"),
         *("_waiter", "_wrote_at"),
     )
 
-    def __init__(self, pool: "Pool", head: bytes, body: bytes, timeouts: Timeouts, *, bodiless: bool) -> None:
+    def __init__(self, pool: "Pool", head: bytes, body: bytes, timeouts: Timeouts, ends_at: float, *, bodiless: bool) -> None:
         self.status = 0
         self.headers: dict[bytes, bytes] = {}
         self.written = False
@@ -64,8 +66,9 @@ class Call:
         self.sink: Callable[[], None] | None = None  # called at once for all that comes, instead of waking whoever waits
         self.bodiless = bodiless
         self.stirred = False
+        self.unspoken = False  # a stream of which no output has come
         self.deadline = _NEVER
-        self._total_end = _NEVER
+        self.ends_at = ends_at
         self._pool = pool
         self._head = head
         self._body = body
@@ -79,11 +82,11 @@ class Call:
         self._paused = False
         self._raced = False
         self._wrote_at = 0.0
+        self._sent_at = _NEVER  # all of the request
 
     async def start(self) -> None:
         """Connects or reuses a connection, writes the request, waits for status and headers."""
         self._check()
-        self._total_end = self._loop.time() + self._timeouts.total_ms / 1000
         self._pool.enter(self)
         self._connection = self._pool.idle_connection()
         while not self.status:
@@ -179,26 +182,29 @@ class Call:
         connection.attach(self)
         transport, body = connection.transport, self._body
         self.written = True
-        self._wrote_at = self._loop.time()
+        self._wrote_at = self._sent_at = now = self._loop.time()
         if len(body) <= COPY_BYTES_MAX:
             transport.write(self._head + body)
         else:
             transport.write(self._head)
             connection.unsent = True
-        self.deadline = self._loop.time() + self._timeouts.first_byte_ms / 1000
+        self.deadline = now + self._timeouts.first_byte_ms / 1000
 
     async def _send_slices(self, connection: OriginConnection) -> None:
         """A large body, as fast as the upstream takes it; no further once it answers."""
         view = memoryview(self._body)
+        self._sent_at = _NEVER
         for start in range(0, len(view), SLICE_BYTES):
             connection.transport.write(view[start : start + SLICE_BYTES])
             self.deadline = self._loop.time() + self._timeouts.idle_ms / 1000
             while connection.write_paused and not self.status and self._connection is connection:
                 await self._wait()
             if self.status or self._connection is not connection:
-                return
-        connection.unsent = False
-        self.deadline = self._loop.time() + self._timeouts.first_byte_ms / 1000
+                break
+        else:
+            connection.unsent = False
+        self._sent_at = self._loop.time()
+        self.deadline = self._sent_at + self._timeouts.first_byte_ms / 1000
 
     # Told by the connection.
 
@@ -255,8 +261,12 @@ class Call:
 
     def expire(self, now: float) -> None:
         """Fails the call if it has taken too long."""
-        if now >= self._total_end:
-            self._fail("timeout", f"no whole answer within {self._timeouts.total_ms} ms")
+        if now >= self.ends_at:
+            self._fail("deadline", "no whole answer within the time of the request")
+        elif self.unspoken and now >= self._sent_at + self._timeouts.first_token_ms / 1000:
+            self._fail("timeout", f"no output within {self._timeouts.first_token_ms} ms")
+        elif self.unspoken and self.status:
+            pass  # the first limit of silence begins with the first output
         elif self.stirred or (self._paused and self.status):
             self.stirred = False
             self.deadline = now + self._timeouts.idle_ms / 1000
@@ -328,13 +338,17 @@ class Pool:
         self._calls: set[Call] = set()
         self._timer: asyncio.TimerHandle | None = None
 
-    def begin(self, method: bytes, path: bytes, headers: Sequence[tuple[bytes, bytes]], body: bytes, timeouts: Timeouts) -> Call:
-        """A call that `Call.start` will send. Header names are lower-case. Raises ValueError for control characters: they could end a header."""
+    def begin(
+        self, method: bytes, path: bytes, headers: Sequence[tuple[bytes, bytes]], body: bytes, timeouts: Timeouts, ends_at: float | None = None
+    ) -> Call:
+        """A call that `Call.start` will send; it ends at `ends_at` by the loop's clock, else after `timeouts.total`. Header names are lower-case.
+        Raises ValueError for control characters: they could end a header."""
         head = self._heads.get((method, path, headers)) if type(headers) is tuple else None
         if head is None:
             head = self._head(method, path, tuple(headers))
         length = b"\r\ncontent-length: %d\r\n\r\n" % len(body) if body or method not in _BODILESS else b"\r\n\r\n"
-        return Call(self, head + length, body, timeouts, bodiless=method == b"HEAD")
+        end = ends_at if ends_at is not None else self.loop.time() + timeouts.total_ms / 1000
+        return Call(self, head + length, body, timeouts, end, bodiless=method == b"HEAD")
 
     def _head(self, method: bytes, path: bytes, headers: tuple[tuple[bytes, bytes], ...]) -> bytes:
         """Request line and headers, kept: a provider's are the same for every call."""
@@ -413,15 +427,3 @@ class Pool:
             self._idle.pop(0).transport.close()
         if self._calls or self._idle:
             self._run_timer()
-
-
-async def read_all(call: Call, max_bytes: int) -> bytes:
-    """The whole body of an answer; one that is larger is an answer that cannot be read."""
-    parts, size = [], 0
-    while size <= max_bytes and (data := await call.read()):
-        parts.append(data)
-        size += len(data)
-    if size > max_bytes:
-        call.close()
-        raise UpstreamError("protocol", True, f"the answer is larger than {max_bytes} bytes")
-    return b"".join(parts)

@@ -465,5 +465,6 @@ def test_the_other_sections() -> None:
         10_000,
         250,
     )
-    assert (policy.timeouts.connect_ms, policy.timeouts.total_ms, policy.timeouts.idle_ms) == (1_000, 120_000, 60_000)
+    timeouts = policy.models["chat"].timeouts
+    assert (timeouts.connect_ms, timeouts.total_ms, timeouts.idle_ms) == (1_000, 120_000, 60_000)
     assert (policy.unpriced, policy.on_ledger_failure, policy.budget.on_exhausted) == ("free", "allow", "allow")

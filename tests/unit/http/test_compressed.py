@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
+from sluicegate.calling import read_all as read_bounded
 from sluicegate.http.decoding import STEP_BYTES
 from sluicegate.http.upstream import Call
-from sluicegate.http.upstream import read_all as read_bounded
 from support_pool import OK, Net, failure, read_all
 from support_sockets import FakeTransport, settle
 

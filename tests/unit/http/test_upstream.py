@@ -442,7 +442,7 @@ async def test_an_answer_without_end_times_out() -> None:
         net.last.feed(b"1\r\nx\r\n")
     net.loop.advance(2 + TICK_S)
     assert await call.read() == b"x" * 29
-    assert (await failure(call.read())).reason == "timeout"
+    assert (await failure(call.read())).reason == "deadline"
 
 
 async def test_no_timer_runs_without_work() -> None:
