@@ -132,7 +132,7 @@ def _common(trip: Trip, now: float) -> bytes:
 
 def _served_by(trip: Trip, attempt: Attempt) -> bytes:
     assert trip.request is not None
-    lines = _SERVED_BY % (trip.request.model.encode(), attempt.deployment.id.encode())
+    lines = _SERVED_BY % (attempt.model.encode(), attempt.deployment.id.encode())
     if attempt.cap is not None and attempt.cap != trip.request.cap:  # lowered, or set where the client set none
         lines += _MAX_TOKENS % attempt.cap
     left_out = attempt.left_out

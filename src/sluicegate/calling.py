@@ -192,6 +192,8 @@ def _for(trip: Trip, outcome: Outcome) -> Outcome:
 
 def _target(trip: Trip, attempt: Attempt) -> Target:
     deployment, provider = attempt.deployment, attempt.deployment.provider
-    foreign = trip.plan is not None and trip.plan.model.deployments[0].model != deployment.model  # the one that probably has written what came before
+    assert trip.request is not None
+    usual = trip.policy.models[trip.request.model].deployments[0]  # that probably has written what came before
+    foreign = usual.model != deployment.model
     quirks = (provider.stream_usage, provider.rejects, provider.renames, provider.thoughts)
     return Target(deployment.model, attempt.cap, deployment.cap_field, *quirks, foreign)

@@ -13,13 +13,15 @@ from random import random
 
 import structlog
 
-from sluicegate import answers, reject, telling
+from sluicegate import answers, idempotency, reject, telling
 from sluicegate.auth import Credentials
 from sluicegate.calling import Calls
+from sluicegate.core import route
 from sluicegate.core.claims import Swept
 from sluicegate.core.estimate import Learned
 from sluicegate.core.plan import Plan, Plans
 from sluicegate.core.record import Record
+from sluicegate.core.route import STAY_FIELD, STAY_HEADER, told_to_stay
 from sluicegate.core.standing import Permit, Standing
 from sluicegate.core.tenants import Deployment, Key, Policy
 from sluicegate.core.waits import LIMITS_TOLD, spent_ms
@@ -28,6 +30,7 @@ from sluicegate.dialects.form import BadRequest, Request
 from sluicegate.holding import Holding
 from sluicegate.http.exchange import BodyTooLarge, ClientGone, Exchange
 from sluicegate.http.pools import Pools
+from sluicegate.idempotency import Idempotency
 from sluicegate.ledger.contract import Ledger, LedgerRecovering, LedgerUnavailable
 from sluicegate.observe.notices import Notices
 from sluicegate.outbox import Outbox
@@ -36,6 +39,7 @@ from sluicegate.relay import Relay
 from sluicegate.standings import Standings
 from sluicegate.trip import Attempt, Dialect, Trip
 
+NOTHING: frozenset[str] = frozenset()
 UPSTREAM_REST_S = 1.0  # for the end of an answer that is complete, so that its connection can be reused
 
 log = structlog.get_logger("gateway")
@@ -58,6 +62,7 @@ class Gateway:
         clock: Callable[[], float],
         time_ms: Callable[[], int],
         max_body_bytes: int,
+        idempotency: Idempotency,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         random: Callable[[], float] = random,
     ) -> None:
@@ -75,7 +80,9 @@ class Gateway:
         self._clock = clock
         self._time_ms = time_ms
         self._max_body_bytes = max_body_bytes
+        self._idempotency = idempotency
         self._sleep = sleep
+        self._random = random
         self.standings = Standings(policy, clock, random)
 
     # -- the itinerary --------------------------------------------------------------------------------------------------------------------
@@ -93,7 +100,8 @@ class Gateway:
                 telling.prepare(trip.request, dialect.NAME, trip.include)
             trip.plan = self._plan(trip.policy, trip.key, trip.request)
             trip.limit(trip.plan.model.timeouts)
-            await self._route(trip, trip.plan, trip.request)
+            if idempotency.HEADER not in exchange.headers or await self._idempotency.begin(trip, body):
+                await self._route(trip, trip.plan, trip.request)
         except Reject as rejected:
             trip.rejected = rejected
         except BadRequest as error:
@@ -122,6 +130,8 @@ class Gateway:
             await _next_turn()  # the journal and the ledger's link write at the end of this turn; the last byte goes out in the next
         now = self._clock()
         answers.finish(trip, now)
+        if trip.taken is not None:
+            await self._idempotency.end(trip, trip.taken)
         answered = trip.answered
         if answered is not None:
             if answered.relay is not None and answered.meter is not None and answered.deployment.extend:
@@ -154,24 +164,66 @@ class Gateway:
 
     async def _route(self, trip: Trip, plan: Plan, request: Request) -> None:
         """Tries the deployments in order until one answers. Raises Reject when none does."""
+        model, standings = plan.model, self.standings
+        order, leaves_for = model.deployments, model.leaves_for
+        stays = (STAY_HEADER in trip.exchange.headers or STAY_FIELD in request.fields) and told_to_stay(trip.exchange.headers, request.fields)
+        if model.tiers or stays or standings.unwell:
+            order, leaves_for = self._order(trip, plan, stays), NOTHING if stays else leaves_for
         rejected: Reject | None = None
-        for deployment in plan.model.deployments:
-            standing = self.standings.of(deployment.id)
+        for deployment in order:
+            standing = standings.of(deployment.id)
             permit = standing.permit(self._clock())
             if permit is None:
+                if leaves_for and leaves_for.isdisjoint(standings.left_alone_for(standing)):
+                    order = (deployment,)
+                    break
                 continue
+            standing.in_flight += 1
             try:
                 told = await self._at(trip, plan, request, standing, permit, deployment)
-            except BaseException:
-                standing.report(permit, "void", self._clock())
-                raise
+            finally:
+                standing.in_flight -= 1
+                if permit.probe:  # whose place is free again, if nothing has been learned
+                    standing.report(permit, "void", self._clock())
             if told is None:
+                return
+            if told.kind == "context" and not stays and (larger := self._larger(trip, plan)) is not None:
+                await self._route(trip, larger, request)
                 return
             if not told.here_only:
                 raise told
             if rejected is None or not told.unasked:
                 rejected = told
-        raise self.standings.nowhere(plan.model, rejected)
+            if leaves_for is not None and told.kind not in leaves_for:
+                order = (deployment,)
+                break
+        raise standings.nowhere(order, rejected)
+
+    def _order(self, trip: Trip, plan: Plan, stays: bool) -> tuple[Deployment, ...]:
+        """The deployments in the order for this request, where that is not always the same. stays: only those that are as good as the first."""
+        model, standings = plan.model, self.standings
+        order = model.deployments
+        if model.tiers:
+            used = route.budget_used(plan.template, self._ledger.now_ms()) if model.preferred else 0
+            who = trip.exchange.headers.get(model.sticky_header) or plan.key.id.encode()
+            order = route.ordered(model, who, used, standings.in_flight, self._random)
+        if stays:
+            order = route.alike(model, order)
+        if standings.unwell:
+            order = standings.healthy_first(order)
+        trip.last = order[-1]
+        return order
+
+    def _larger(self, trip: Trip, plan: Plan) -> Plan | None:
+        """The plan at the model that takes what is too long for this one, if there is one and the key may use it. What was told of the limits until
+        now was told for another plan."""
+        key, name = plan.key, plan.model.context_fallback
+        if not name or (key.models is not None and name not in key.models):
+            return None
+        larger = trip.plan = self.plans.of(key, trip.policy.models[name])
+        trip.reply = trip.refset = trip.last = None
+        trip.limit(larger.model.timeouts)
+        return larger
 
     async def _at(self, trip: Trip, plan: Plan, request: Request, standing: Standing, permit: Permit, deployment: Deployment) -> Reject | None:
         """All tries at one deployment: None if it has answered, else what the client is told if no other one does."""
@@ -182,10 +234,8 @@ class Gateway:
                 attempt = await self.holding.take(trip, trip.tries, deployment, plan, request)
                 outcome = await self.calls.call(trip, attempt, request)
             except Reject as refused:
-                standing.report(permit, "void", self._clock())
                 return refused
             except Inexpressible as error:  # nothing was sent
-                standing.report(permit, "void", self._clock())
                 return reject.inexpressible(error)
             if outcome is None:
                 await self._answer(trip, attempt, standing, permit)

@@ -98,7 +98,8 @@ class Holding:
         policy, template = trip.policy, plan.template
         if template.needs_price and deployment.price is None and policy.unpriced == "refuse":
             raise reject.price_unknown(plan.model.name)
-        attempt = Attempt(f"{trip.request_id}.{number}", deployment, self._figures(trip, deployment, plan, request), template)
+        figures = self._figures(trip, deployment, plan, request)
+        attempt = Attempt(f"{trip.request_id}.{number}", plan.model.name, deployment, figures, template)
         attempt.visible = deployment.visible and request.shown and not self._learned.exceeded(deployment)
         if attempt.visible and not deployment.provider.streams_calls and offers_tools(request):
             attempt.visible = False
@@ -114,7 +115,8 @@ class Holding:
         misfit = fit(plan.template, figures, deployment.price, request.cap is not None)
         if misfit is not None:
             shown = budget.show_figures
-            raise reject.refused(refusals.too_large(misfit.counter, misfit.requested, misfit.fits_output_tokens, misfit.reserved, shown), shown)
+            refusal = refusals.too_large(misfit.counter, misfit.requested, misfit.fits_output_tokens, misfit.reserved, shown)
+            raise self._rejected(trip, refusal)
         return figures
 
     def _measure(self, trip: Trip, attempt: Attempt, plan: Plan, request: Request) -> None:
@@ -144,7 +146,7 @@ class Holding:
         if reply is None:
             return None
         figures, template = attempt.figures, attempt.held.template
-        trip.reply, trip.refset = reply, admission.refs
+        trip.reply, trip.refset, template.told = reply, admission.refs, reply.states
         if reply.status == "granted":
             attempt.granted = reply.g
             attempt.extends = attempt.extends and reply.room >= figures.want  # a limit that is nearly used up is held as a cap
@@ -196,7 +198,7 @@ class Holding:
             assert reply is not None
             behind = counters.index(refusal.counter)
             standing = reply.states[behind], reply.now_ms
-            elsewhere = _here_only(refusal) and attempt.deployment is not plan.model.deployments[-1]
+            elsewhere = _here_only(refusal) and attempt.deployment is not (trip.last or plan.model.deployments[-1])
             room_in_s = inf if elsewhere else _room_in_s(refusal, reply.now_ms)
         if left_s <= 0 or room_in_s > left_s:
             raise self._rejected(trip, refusal or self._still_waiting(trip, attempt, behind))
@@ -322,7 +324,7 @@ class Holding:
 
     def _leave(self, trip: Trip, earlier: Attempt, attempt: Attempt) -> None:
         """Ends what an attempt that was not billed holds, but for what `attempt` took over in the step that admitted it."""
-        if attempt.held.mode == "force":  # nothing was admitted
+        if attempt.held.mode == "force" or attempt.held.refset is None:  # nothing was admitted, or nothing binds it (at another model)
             self._end(earlier.held, NOTHING, 0)
         self.leave_deployment(trip, earlier)
 
@@ -353,7 +355,7 @@ class Holding:
             return None
         admitted_ms = attempt.held.admitted_ms or (own.admitted_ms if own is not None else 0) or self._ledger.now_ms()
         amounts = charge.input_tokens, charge.output_tokens, charge.cost_nano_usd
-        return Spent(plan.key.id, plan.model.name, attempt.deployment.id, admitted_ms, requests, int(written), *amounts)
+        return Spent(plan.key.id, attempt.model, attempt.deployment.id, admitted_ms, requests, int(written), *amounts)
 
     def _epoch(self, tree: str) -> str:
         state = self._ledger.trees.get(tree)

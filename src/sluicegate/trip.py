@@ -81,10 +81,11 @@ class Attempt:
 
     __slots__ = (
         *("answer", "asked", "at_deployment", "billed", "body", "call", "cap", "charge", "closed", "deployment", "duration_us", "error", "extends"),
-        *("figures", "granted", "held", "left_out", "meter", "need", "outcome", "relay", "usage", "via", "visible", "wait_us"),
+        *("figures", "granted", "held", "left_out", "meter", "model", "need", "outcome", "relay", "usage", "via", "visible", "wait_us"),
     )
 
-    def __init__(self, hold_id: str, deployment: Deployment, figures: Figures, template: Template) -> None:
+    def __init__(self, hold_id: str, model: str, deployment: Deployment, figures: Figures, template: Template) -> None:
+        self.model = model  # whose route it is on: that of the request, or the one that takes what is too long for it
         self.deployment = deployment
         self.figures = figures
         self.held = Held(hold_id, template)
@@ -198,7 +199,7 @@ class Trip:
 
     __slots__ = (
         *("answered", "attempts", "client_gone", "cost_nano_usd", "counted", "dialect", "exchange", "first_byte_s", "idle_s", "input_tokens", "key"),
-        *("output_tokens", "plan", "policy", "rejected", "refset", "reply", "request", "request_id", "shadowed", "source"),
+        *("output_tokens", "last", "plan", "policy", "rejected", "refset", "reply", "request", "request_id", "shadowed", "source"),
         *("include", "standing", "status"),
         *("ends_at", "hurried", "time_ms", "timeouts", "tries", "upstream_s", "waited_s", "written"),
     )
@@ -219,6 +220,7 @@ class Trip:
         self.reply: Reply | None = None  # the last that a ledger gave for the key's limits
         self.attempts: list[Attempt] = []  # that were made, in their order
         self.tries = 0  # attempts that were begun
+        self.last: Deployment | None = None  # of the order in which they are made, where that is not the model's own
         self.standing: Attempt | None = None  # whose holds have not ended
         self.answered: Attempt | None = None  # that the client gets
         self.input_tokens = self.output_tokens = self.cost_nano_usd = 0  # charged so far, over all attempts
@@ -267,7 +269,7 @@ class Trip:
             return expired.tag_beside(self.request_id, attempt.deployment.id)
         assert self.plan is not None
         plan = self.plan
-        return expired.tag(self.request_id, plan.key.id, attempt.deployment.id, plan.model.name, attempt.figures.input_bound)
+        return expired.tag(self.request_id, plan.key.id, attempt.deployment.id, attempt.model, attempt.figures.input_bound)
 
     def _open(self) -> Iterator[tuple[Held, RefSet]]:
         if self.standing is not None:
@@ -327,7 +329,7 @@ class Trip:
             self.request_id,
             self.time_ms,
             self.key.id if self.key is not None else "",
-            request.model if request is not None else "",
+            self.plan.model.name if self.plan is not None else request.model if request is not None else "",
             self.attempts[-1].deployment.id if self.attempts else "",
             tuple([attempt.record for attempt in self.attempts]),
             self.dialect.NAME,

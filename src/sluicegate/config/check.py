@@ -16,7 +16,8 @@ from sluicegate.config.fields import Path, show_path
 from sluicegate.config.load import Loaded
 from sluicegate.core.counters import name, scope_name
 from sluicegate.core.limits import Limit, Unit, show_amount, show_period, show_share, show_window
-from sluicegate.core.tenants import Counter, Deployment, Key, Policy, Scope
+from sluicegate.core.prices import Origin
+from sluicegate.core.tenants import Counter, Deployment, Key, Model, Policy, Scope, Tier
 from sluicegate.core.windows import Bucket, Calendar, Fixed, Lifetime, Open, Sliding, span
 from sluicegate.providers import TRANSLATED_TO
 
@@ -35,7 +36,7 @@ def warnings(loaded: Loaded) -> list[str]:
     """What is allowed but hardly meant. Also logged when the gateway starts."""
     config, policy = loaded.config, loaded.policy
     of_config = [*_plain_keys(config), *_admin(config), *_untranslatable(config), *_own_records(config), *_long_waits(config)]
-    return [*of_config, *_unpriced(policy), *_oversold(policy), *_shadows(policy)]
+    return [*of_config, *_unpriced(policy), *oversubscribed(policy), *_shadows(policy)]
 
 
 # -- tables -------------------------------------------------------------------------------------------------------------------------------
@@ -79,20 +80,47 @@ def _limit_text(limit: Limit) -> str:
 def _models(policy: Policy) -> Table:
     table = _table("Models", "model", "deployments, in order", "output cap when the client sends none")
     for model in policy.models.values():
-        table.add_row(escape(model.name), escape("\n".join(one.id for one in model.deployments)), f"{model.max_output} tokens")
+        table.add_row(escape(model.name), escape("\n".join(_route(model))), f"{model.max_output} tokens")
     return table
+
+
+def _route(model: Model) -> Iterator[str]:
+    """The deployments of a model, those of a tier together, with what else decides who is asked."""
+    above = {one.id: share for share, one in model.preferred}
+    balance = f"sticky by {model.sticky_header.decode() or 'key'}" if model.balance == "sticky" else model.balance.replace("_", " ")
+    for tier in model.tiers or [Tier((one,), (1,)) for one in model.deployments]:
+        several = len(tier.deployments) > 1
+        if several:
+            yield f"{balance}:"
+        for one, weight in zip(tier.deployments, tier.weights, strict=True):
+            more = [f"weight {weight}"] if several and weight != 1 else []
+            more += [f"first above {show_share(above[one.id])} of a budget"] if one.id in above else []
+            yield ("- " if several else "") + one.id + (f" ({', '.join(more)})" if more else "")
+    if model.leaves_for is not None:
+        yield f"the next one only after: {', '.join(sorted(model.leaves_for - {''})) or 'nothing'}"
+    if model.context_fallback:
+        yield f"too long for it: {model.context_fallback}"
 
 
 def _deployments(policy: Policy) -> Table:
     table = _table("Deployments", "deployment", "at", "USD per 1M tokens", "output is", "input is counted by", "own limits")
     for one in _all_deployments(policy):
         price = f"{_usd(one.price.input)} in, {_usd(one.price.output)} out" if one.price else "unknown"
+        if origin := show_origin(one.price_origin):
+            price += f"\n({origin})"
         held = "extended while it streams" if one.extend else f"capped by {one.cap_field}"
         limits = "\n".join(_limit_text(limit) for counter in one.counters for limit in counter.limits) or "none"
         at = one.provider.base_url + (f"\nthrough proxy {one.provider.proxy.name}" if one.provider.proxy else "")
         row = (one.id, at, price, held, one.tokenizer or "characters, learning", limits)
         table.add_row(*(escape(cell) for cell in row))
     return table
+
+
+def show_origin(origin: Origin | None) -> str:
+    """`catalogue of 2026-11-30`; "" where a price is written at the deployment, and no day."""
+    if origin is None or (origin.rule == "deployment" and not origin.date):
+        return ""
+    return f"{origin.rule} of {origin.date}" if origin.date else origin.rule
 
 
 def _usd(pico_usd: int) -> str:
@@ -200,8 +228,8 @@ def _unpriced(policy: Policy) -> Iterator[str]:
             yield f"{deployment_id} has no price, but {_some(bound)} {_have(bound)} a dollar limit: their requests there {then} (prices.unpriced)"
 
 
-def _oversold(policy: Policy) -> Iterator[str]:
-    """A deployment whose own limits are less than what the keys that can reach it may ask of it together."""
+def oversubscribed(policy: Policy) -> Iterator[str]:
+    """The deployments whose own limits are less than what the keys that can reach them may ask of them together."""
     for deployment in {one.id: one for one in _all_deployments(policy)}.values():
         models, keys = _reaching(policy, deployment.id)
         for counter in deployment.counters:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 from sluicegate.config import schema
+from sluicegate.config.compile_order import Order, Written
 from sluicegate.config.compiling import MODEL, NAME, Compiling, did_you_mean
 from sluicegate.config.fields import Path, Problem
 from sluicegate.config.proxies import ProxyError, proxy_from
@@ -170,17 +171,17 @@ class Routes(Compiling):
             for written in one.deployments:
                 own_limits.setdefault(f"{written.provider}/{written.model}", []).extend(self.limits(written.limits))
         counters = {name: _deployment_counters(name, limits) for name, limits in own_limits.items()}
-        models = {}
+        models, order = {}, Order(self.config, self.environ, self.problems)
         for name, one in self.config.models.items():
-            route: list[Deployment] = []
+            route: list[Written] = []
             for i, written in enumerate(one.deployments):
                 path: Path = ("models", name, "deployments", i)
                 deployment = self.deployment(written, providers, counters, path)
-                if deployment is not None and any(deployment.id == other.id for other in route):
+                if deployment is not None and any(deployment.id == other.id for _, other in route):
                     self.problem(path, f"{deployment.id} is in this route twice")
                 elif deployment is not None:
-                    route.append(deployment)
-            models[name] = Model(name, tuple(route), one.max_output, self.timeouts(one))
+                    route.append((written, deployment))
+            models[name] = Model(name, max_output=one.max_output, timeouts=self.timeouts(one), **order.of(name, one, route))
         return models
 
     def timeouts(self, written: schema.Model) -> Timeouts:

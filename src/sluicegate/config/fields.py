@@ -92,6 +92,24 @@ def _pico_usd(value: object) -> int:
     return int(exact)
 
 
+def _above(value: object) -> int:
+    """A share that is exceeded, in millionths."""
+    match = re.fullmatch(r"> ?([0-9]{1,2}(?:\.[0-9]{1,4})?)%", value) if isinstance(value, str) else None
+    if match is None:
+        raise ValueError('must be a share of what there is, such as ">80%"')
+    return int(Decimal(match[1]) * 10_000)
+
+
+def _sticky(value: object) -> str:
+    """The header that a request is known by, in small letters; "" for the key."""
+    if value == "key":
+        return ""
+    name = value.get("header") if isinstance(value, Mapping) and len(value) == 1 else None
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}", name):
+        raise ValueError("must be key, or {header: NAME} with the name of a header that clients send")
+    return name.lower()
+
+
 def _limit(value: object) -> Limit | None:
     """None where no limit is meant: `null`, or an amount that is null."""
     if value is None or (isinstance(value, Mapping) and "amount" in value and value["amount"] is None):
@@ -138,6 +156,8 @@ def _enterable(url: str) -> str:
 
 Duration = Annotated[int, PlainValidator(_duration_ms)]
 Size = Annotated[int, PlainValidator(_size_bytes)]
+Above = Annotated[int, PlainValidator(_above)]
+Sticky = Annotated[str, PlainValidator(_sticky)]
 Whole = Annotated[int, BeforeValidator(_whole)]
 OnOff = Annotated[bool, BeforeValidator(_on_off)]
 PicoUsd = Annotated[int, PlainValidator(_pico_usd)]

@@ -10,6 +10,7 @@ from typing import Annotated, Literal, NamedTuple
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, SecretStr
 
 from sluicegate.config.fields import (
+    Above,
     Duration,
     EnvSecret,
     LedgerUrl,
@@ -21,6 +22,7 @@ from sluicegate.config.fields import (
     ProxySetting,
     RecordsUrl,
     Size,
+    Sticky,
     Tokenizer,
     Whole,
     sendable,
@@ -189,6 +191,12 @@ class Price(Section):
     reasoning: PicoUsd | None = None
 
 
+class When(Section):
+    """`when:` of a deployment: it goes before all others while this is so."""
+
+    budget_used: Above
+
+
 class Deployment(Section):
     """One of a model's `deployments:`."""
 
@@ -200,6 +208,9 @@ class Deployment(Section):
     extend: OnOff | None = None
     context: Whole = Field(default=0, ge=0, le=10**9)
     image_tokens: Whole = Field(default=0, ge=0, le=10**7)
+    tier: str | None = None
+    weight: Whole = Field(default=1, ge=0, le=1_000_000)
+    when: When | None = None
 
 
 class Model(Section):
@@ -208,6 +219,10 @@ class Model(Section):
     deployments: list[Deployment] = Field(min_length=1)
     max_output: Whole = Field(default=4096, ge=1, le=10**7)
     timeouts: Timeouts = Timeouts()
+    balance: Literal["weighted", "least_busy", "sticky"] = "weighted"
+    sticky: Sticky = ""
+    fallback_on: list[Literal["rate_limit", "server_error", "timeout", "connection", "malformed", "account"]] | None = None
+    context_fallback: str | None = None
 
 
 # -- tenants ------------------------------------------------------------------------------------------------------------------------------

@@ -121,6 +121,13 @@ class Deployment(msgspec.Struct, frozen=True):
         return None
 
 
+class Tier(msgspec.Struct, frozen=True):
+    """Deployments of a route that are as good as one another. weights: in the same order; 0 is a last resort."""
+
+    deployments: tuple[Deployment, ...]
+    weights: tuple[int, ...]
+
+
 class Model(msgspec.Struct, frozen=True):
     """The name a client asks for, and its route."""
 
@@ -128,6 +135,12 @@ class Model(msgspec.Struct, frozen=True):
     deployments: tuple[Deployment, ...]
     max_output: int = 4096
     timeouts: Timeouts = Timeouts()
+    tiers: tuple[Tier, ...] = ()  # (): the deployments are always tried as listed
+    balance: Literal["weighted", "least_busy", "sticky"] = "weighted"  # inside a tier
+    sticky_header: bytes = b""  # of the request, in small letters; without it, or where it is not sent, the key counts
+    preferred: tuple[tuple[int, Deployment], ...] = ()  # while more than that share of a budget is used, in millionths; the highest share first
+    leaves_for: frozenset[str] | None = None  # the kinds of failure after which the next deployment is tried; None: all of them
+    context_fallback: str = ""  # the model that takes what is too long for this one
 
 
 class Key(msgspec.Struct, frozen=True):

@@ -51,6 +51,25 @@ def test_the_example_shown() -> None:
         assert any(all(cell in line for cell in row) for line in text.splitlines()), row
 
 
+def test_a_route_is_shown_as_it_is_tried() -> None:
+    """Tiers with their weights, what goes before the others when, and where a request goes from there."""
+    listed = (
+        "[{provider: up, model: a, tier: t, weight: 3}, {provider: up, model: b, tier: t}, {provider: up, model: c, when: {budget_used: '>80%'}}]"
+    )
+    more = "balance: sticky, sticky: {header: X-Session}, fallback_on: [timeout, rate_limit], context_fallback: big"
+    models = f"{{chat: {{deployments: {listed}, {more}}}, big: {{deployments: [{{provider: up, model: d}}]}}}}"
+    text = shown(load_text(f"providers: {{up: {{provider: mock}}}}\nmodels: {models}\ntenants: {{acme: {{keys: [{key('k')}]}}}}", {}))
+    rows = [
+        "sticky by x-session:",
+        "- up/a (weight 3)",
+        "- up/b",
+        "up/c (first above 80% of a budget)",
+        "the next one only after: rate_limit, timeout",
+        "too long for it: big",
+    ]
+    assert [row for row in rows if row not in text] == []
+
+
 def test_next_reset_is_told_in_the_zone_of_the_window() -> None:
     """A day in Tokyo ends at midnight there."""
     limit = "{amount: 5, unit: usd, per: day, tz: Asia/Tokyo, models: [chat]}"
