@@ -131,7 +131,7 @@ class Recovery:
         await self._records.leave(self._worker)
 
     async def take_up(self, counters: Mapping[str, tuple[Counter, ...]], within_s: float) -> None:
-        """Before a configuration with these counters is used: its new trees are opened, and new limits begin with what was used before there were any.
+        """Before a configuration with these counters is used: new trees are opened, and new limits begin with what was used before there were any.
 
         What cannot be done in that time is done later; until then nothing is admitted there.
         """
@@ -151,7 +151,7 @@ class Recovery:
                     self._change(tree, "doubt", "a limit is new, and what was used before is not known yet")
             self._beginnings.follow(new)
             self._awake.set()
-        while any(not self._is_open(tree) for tree in fresh) and self._clock() < until:
+        while any(not self._is_open(tree) for tree in fresh) and self._clock() < until:  # noqa: ASYNC110  (it may never come)
             await asyncio.sleep(LOOK_S)
 
     async def _begin(self, new: Mapping[str, Sequence[Counter]]) -> set[str]:

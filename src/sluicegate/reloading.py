@@ -20,7 +20,7 @@ from sluicegate.config.schema import Config
 from sluicegate.config.watch import Watch
 
 # What a process cannot change while it runs, by the field's name in the file.
-_FIXED = {
+_FIXED: dict[str, Callable[[Config], object]] = {
     "server.listen": attrgetter("server.listen"),
     "server.workers": attrgetter("server.workers"),
     "ledger": attrgetter("ledger"),
@@ -29,6 +29,8 @@ _FIXED = {
     "records": attrgetter("records"),
     "journal": attrgetter("journal"),
     "admin.listen": attrgetter("admin.listen"),
+    "admin.key": lambda config: config.admin.secret is not None,  # another key is taken; none is another gateway
+    "admin.chaos": attrgetter("admin.chaos"),
     "budget.expired_hold": attrgetter("budget.expired_hold"),
 }
 
@@ -49,7 +51,7 @@ class Reloading:
     """Of one worker. `loaded` is what is in use."""
 
     def __init__(self, loaded: Loaded, apply: Callable[[Loaded], Awaitable[None]], time_ms: Callable[[], int]) -> None:
-        """apply: raises OSError or ValueError, and has changed nothing, where a configuration turns out to be of no use."""
+        """apply: raises ValueError, and has changed nothing, where a configuration turns out to be of no use."""
         self.loaded = loaded
         self.state = ConfigState(loaded.file, loaded.version, time_ms(), "", ())
         self._apply = apply
@@ -88,28 +90,29 @@ class Reloading:
 
     async def _reload(self) -> tuple[str, list[str]]:
         """The version that is refused, and why; nothing of either if it is in use."""
-        source = self.loaded.source
+        source, version = self.loaded.source, ""
         if source is None:
             return "", ["the configuration was not read from a file"]
-        version = ""
         try:
             text = await asyncio.to_thread(source.read)
             version = text.version
-            if version == self.loaded.version:
-                return "", []
-            loaded = await asyncio.to_thread(text.load)
-            changed = [name for name, of in _FIXED.items() if of(loaded.config) != of(self.loaded.config)]
-            if changed:
-                return version, [f"{name}: cannot be changed while the gateway runs; restart it, or set it back" for name in changed]
-            await self._apply(loaded)
-        except ConfigError as error:
+            if version != self.loaded.version:
+                loaded = await asyncio.to_thread(text.load)
+                self._check_fixed(loaded)
+                await self._apply(loaded)
+                self.loaded = loaded
+                self.state = ConfigState(loaded.file, version, self._time_ms(), "", ())
+                log.info("configuration applied", file=loaded.file, version=version)
+        except OSError as error:
+            return version, [f"{error.filename or source.file}: {error.strerror or error}"]
+        except (ConfigError, ValueError) as error:
             return version, str(error).splitlines()
-        except (OSError, ValueError) as error:
-            return version, [f"{source.file}: {error}"]
-        self.loaded = loaded
-        self.state = ConfigState(loaded.file, loaded.version, self._time_ms(), "", ())
-        log.info("configuration applied", file=loaded.file, version=loaded.version)
         return "", []
+
+    def _check_fixed(self, loaded: Loaded) -> None:
+        changed = [name for name, of in _FIXED.items() if of(loaded.config) != of(self.loaded.config)]
+        if changed:
+            raise ValueError("\n".join(f"{name}: cannot be changed while the gateway runs; restart it, or set it back" for name in changed))
 
 
 def fixed(config: Config) -> str:

@@ -1,7 +1,8 @@
 """`serve --workers N`: one parent that listens, N worker processes that accept from its socket.
 
 The parent handles no requests and imports nothing of the gateway. It passes the first and every further SIGTERM or SIGINT on to all workers
-(the first drains, the second cuts), and each SIGHUP (they read their configuration anew); it starts a worker anew when one ends, and ends when the last worker has.
+(the first drains, the second cuts), and each SIGHUP (they read their configuration anew). It starts a worker anew when one ends, and ends when the
+last worker has.
 A worker that cannot live is not started for ever: after EARLY_DEATHS_MAX early deaths in a row the rest is drained and the exit code is 1.
 If the parent itself is killed, its end of each worker's life line closes and the workers drain by themselves: `watch_parent`.
 """

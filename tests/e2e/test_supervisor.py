@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -17,6 +18,8 @@ def count(*_):
     global got
     got += 1
 signal.signal(signal.SIGTERM, count)
+signal.signal(signal.SIGHUP, lambda *_: os.write(1, b"read anew" + bytes([10])))
+signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGHUP,))
 os.write(1, b"up %d" % os.getpid() + bytes([10]))
 while got < 2:
     signal.pause()
@@ -65,6 +68,19 @@ def test_a_dead_worker_is_replaced_and_each_signal_is_passed_on() -> None:
         with pytest.raises(subprocess.TimeoutExpired):
             parent.wait(0.3)  # the workers are not done with one
         parent.send_signal(signal.SIGINT)
+        assert parent.wait(10) == 0
+
+
+def test_a_hang_up_is_passed_on() -> None:
+    """Each worker is told once; one that is not up yet is told when it can be, and is not ended by it."""
+    with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True) as parent:
+        lines_until_up(parent, 2)
+        parent.send_signal(signal.SIGHUP)
+        assert parent.stdout is not None
+        assert [parent.stdout.readline().strip() for _ in range(2)] == ["read anew"] * 2
+        for _ in range(2):
+            parent.send_signal(signal.SIGTERM)
+            time.sleep(0.05)
         assert parent.wait(10) == 0
 
 

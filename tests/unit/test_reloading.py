@@ -79,8 +79,9 @@ async def test_a_file_that_is_gone_is_refused(tmp_path: Path) -> None:
     """Nothing changes while it is away."""
     stage = Stage(tmp_path)
     stage.file.unlink()
-    [problem] = await stage.reloading.reload()
-    assert "No such file" in problem and stage.reloading.state.problems == (problem,)
+    problem = f"{stage.file}: No such file or directory"
+    assert await stage.reloading.reload() == [problem]
+    assert stage.reloading.state.problems == (problem,)
     assert (await stage.after(GOOD), stage.reloading.state.problems) == ([], ())
 
 
@@ -112,8 +113,8 @@ async def test_what_a_process_cannot_change_is_refused_by_name(tmp_path: Path, m
 async def test_what_cannot_be_applied_is_refused(tmp_path: Path) -> None:
     """An authority's file that is not there, say."""
     stage = Stage(tmp_path)
-    stage.failure = FileNotFoundError(2, "No such file or directory")
-    assert await stage.after(OTHER) == [f"{stage.file}: [Errno 2] No such file or directory"]
+    stage.failure = ValueError("providers.one.ca_file: no such file")
+    assert await stage.after(OTHER) == ["providers.one.ca_file: no such file"]
     stage.failure = None
     assert (await stage.after(OTHER), stage.limit) == ([], 6)
 

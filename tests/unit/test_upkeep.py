@@ -245,3 +245,22 @@ async def test_a_late_timer_is_told(stage: Stage, monkeypatch: pytest.MonkeyPatc
     with contextlib.suppress(asyncio.CancelledError):
         await running
     assert set(stage.lags) == {0, 250_000}
+
+
+async def test_another_time_for_holds_counts_at_once() -> None:
+    """Holds that were granted for longer are renewed for the new time, and from then on as often as it needs."""
+    stage = Stage()
+    stage.gateway.trips = {FakeTrip(("t", "a"))}
+    running = asyncio.create_task(stage.upkeep.run())
+    await settle()
+    stage.upkeep.hold_for(30_000)
+    await settle()
+    assert stage.ledger.renewed == []
+    stage.upkeep.hold_for(30)
+    async with asyncio.timeout(5):
+        while len(stage.ledger.renewed) < 2:  # noqa: ASYNC110  (nothing to wait for)
+            await asyncio.sleep(0.001)
+    assert stage.ledger.renewed[:2] == [("t", ["a"], 30)] * 2
+    running.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await running

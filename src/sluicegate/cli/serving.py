@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -66,28 +66,33 @@ def serve(
         if count > 1 and found.config.ledger.startswith("memory:"):
             raise InputError("ledger: the memory ledger belongs to one process; with more than one worker use sqlite or redis")
         listener = stack.enter_context(_bind(server.address.host, server.address.port if port is None else port))
+        address = found.config.admin.address
+        operators = [stack.enter_context(_bind(*address, "admin.listen"))] if address is not None else []
         if mock:
             stack.enter_context(_mock_beside(more["MOCK_URL"]))
         if file is EXAMPLE:
             console.print(TRY_IT.format(url=_url(listener)), markup=False, highlight=False, soft_wrap=True)
         if count == 1:
-            app.serve_worker(found, [listener])
+            app.serve_worker(found, [listener], operators)
             return
-        code = Supervisor(lambda life_line: _spawn_worker(found, listener, life_line), count, [listener], console.print).run()
+        listeners = [listener, *operators]
+        code = Supervisor(lambda life_line: _spawn_worker(found, listeners, life_line), count, listeners, console.print).run()
     if code:
         raise typer.Exit(code)
 
 
 def worker(
-    config: ConfigFile, listener: Annotated[int, typer.Option()], life_line: Annotated[int, typer.Option()], env_file: EnvFile = None
+    config: ConfigFile, listener: Annotated[list[int], typer.Option()], life_line: Annotated[int, typer.Option()], env_file: EnvFile = None
 ) -> None:
-    """One of several workers; `serve` starts it with the descriptors of the listening socket and of the parent's life line."""
+    """One of several workers; `serve` starts it with the descriptors of the listening sockets (the second is for operators) and of the parent's life
+    line."""
     watch_parent(life_line)
-    app.serve_worker(_usable(Source(config, dict(os.environ), env_file), os.environ[FIXED]), [socket.socket(fileno=listener)])
+    sockets = [socket.socket(fileno=each) for each in listener]
+    app.serve_worker(_usable(Source(config, dict(os.environ), env_file), os.environ[FIXED]), sockets[:1], sockets[1:])
 
 
 def _usable(source: Source, fixed_as: str) -> Loaded:
-    """What the files have, once it can be used beside the other workers: one that starts anew while they are broken, or name another ledger, waits."""
+    """What the files have, once it can be used beside the other workers: one that starts while they are broken, or name another ledger, waits."""
     told = ""
     while True:
         try:
@@ -139,12 +144,12 @@ def _pairs(arguments: list[str]) -> dict[str, str]:
     return {name[2:].replace("-", "_"): value for name, value in zip(names, values, strict=True)}
 
 
-def _bind(host: str, port: int) -> socket.socket:
-    """The socket on which the workers listen. Raises OSError that says what to do."""
+def _bind(host: str, port: int, field: str = "") -> socket.socket:
+    """A socket on which the workers listen. Raises OSError that says what to do. field: of the configuration, if it alone has the address."""
     try:
         return bind(host, port)
     except OSError as error:
-        advice = "choose another with --port or PORT=..."
+        advice = f"choose another in {field}" if field else "choose another with --port or PORT=..."
         raise OSError(f"cannot listen on {host} port {port}: {os.strerror(error.errno or 0).lower()}; {advice}") from None
 
 
@@ -153,13 +158,14 @@ def _url(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def _spawn_worker(found: Loaded, listener: socket.socket, life_line: int) -> "subprocess.Popen[bytes]":
+def _spawn_worker(found: Loaded, listeners: Sequence[socket.socket], life_line: int) -> "subprocess.Popen[bytes]":
     source = found.source
     assert source is not None
-    more = [] if source.env_file is None else [f"--env-file={source.env_file}"]
-    command = [sys.executable, "-m", "sluicegate", "worker", f"--config={source.file}", f"--listener={listener.fileno()}", f"--life-line={life_line}"]
+    inherited = [listener.fileno() for listener in listeners]
+    more = [f"--listener={each}" for each in inherited] + ([] if source.env_file is None else [f"--env-file={source.env_file}"])
+    command = [sys.executable, "-m", "sluicegate", "worker", f"--config={source.file}", f"--life-line={life_line}"]
     env = {**source.environ, FIXED: fixed(found.config)}
-    return subprocess.Popen([*command, *more], env=env, pass_fds=[listener.fileno(), life_line], start_new_session=True)
+    return subprocess.Popen([*command, *more], env=env, pass_fds=[*inherited, life_line], start_new_session=True)
 
 
 @contextlib.contextmanager

@@ -34,7 +34,7 @@ class Pools:
         return pool
 
     def apply(self, providers: Iterable[Provider]) -> None:
-        """These are the providers from now on. Raises OSError or ValueError, and changes nothing, where one of them cannot be called."""
+        """These are the providers from now on. Raises ValueError, and changes nothing, where one of them cannot be called."""
         found: dict[str, tuple[Provider, Pool]] = {}
         for provider in providers:
             known, pool = self._of.get(provider.name, (None, None))
@@ -62,4 +62,7 @@ def _same_place(one: Provider, other: Provider) -> bool:
 
 
 def _pool(provider: Provider) -> Pool:
-    return Pool(provider.base_url, ca_file=provider.ca_file, proxy=provider.proxy)
+    try:
+        return Pool(provider.base_url, ca_file=provider.ca_file, proxy=provider.proxy)
+    except OSError as error:
+        raise ValueError(f"providers.{provider.name}.ca_file: {error}") from None

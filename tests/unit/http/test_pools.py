@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -108,4 +109,15 @@ async def test_a_provider_that_is_gone_can_still_be_asked(origins: Any) -> None:
     assert await ask(pools.of(provider(url))) == b"ok"
     assert pools.of(provider(url)) is pools.of(provider(url))
     await gone(origin)
+    await pools.close()
+
+
+async def test_a_provider_that_cannot_be_called_changes_nothing(origins: Any, tmp_path: Path) -> None:
+    """An authority's file that is not there is told with its field."""
+    _, (url, _) = origins
+    pools = Pools([provider(url)])
+    before = list(pools.values())
+    with pytest.raises(ValueError, match=r"providers\.q\.ca_file: .*No such file"):
+        pools.apply([Provider("q", "openai_chat", "https://127.0.0.1:9/v1", (), ca_file=f"{tmp_path}/none.pem")])
+    assert list(pools.values()) == before
     await pools.close()
