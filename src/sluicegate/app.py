@@ -9,16 +9,18 @@ import contextlib
 import gc
 import hmac
 import itertools
+import random
 import secrets
 import signal
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import structlog
 
+from sluicegate.chaos import Chaos
 from sluicegate.config.load import Loaded
 from sluicegate.core import expired, meter
 from sluicegate.core.claims import Swept
@@ -27,6 +29,7 @@ from sluicegate.core.estimate import Learned
 from sluicegate.core.record import Record, Spent
 from sluicegate.core.tenants import Deployment, Policy, Provider
 from sluicegate.gateway import Gateway
+from sluicegate.http.asgi import Application
 from sluicegate.http.exchange import Exchange
 from sluicegate.http.pools import Pools
 from sluicegate.http.server import Server
@@ -53,6 +56,7 @@ LEDGER_AWAY_S = 10.0  # not ready after this long without the ledger or a tree's
 START_S = 10.0  # for which a start waits for the states of all trees
 TAKE_UP_S = 3.0  # for which a new configuration waits to have its limits ready
 SETTLE_AT_STOP_S = 5.0
+OPERATORS_DRAIN_S = 1.0
 GC_THRESHOLD = 20_000  # allocations; the default of 700 is reached within two requests
 
 log = structlog.get_logger("app")
@@ -125,9 +129,13 @@ class Worker:
         self._upkeep = self._keep_up()
         self.metrics.journal = lambda: (self._outbox.backlog, self._journal.dropped)
         self._siblings = Siblings(Path(config.journal), self.metrics)
-        self.surface = Surface(self.gateway, self.ledger, self.readiness, self._siblings.scrape, self._may_scrape)
+        self._boot = boot
+        self.admin = self._administration() if config.admin.secret is not None else None
+        apart = config.admin.listen is not None
+        self.surface = Surface(self.gateway, self.ledger, self.readiness, self._siblings.scrape, self._may_scrape, self.admin, apart)
         self._tasks: list[asyncio.Task[None]] = []
         self.server: Server | None = None
+        self._operators: Server | None = None  # the listener of `admin.listen`
 
     def _observers(self, loaded: Loaded) -> tuple[Callable[[Record], None], ...]:
         access = access_log(loaded.config.log.access, asyncio.get_running_loop())
@@ -137,6 +145,53 @@ class Worker:
         metrics, ttl_ms = self.metrics, self._loaded.policy.budget.hold_ttl_ms
         told = (self._swept, self.notices.on_marks, metrics.ledger, metrics.loop_lag)
         return Upkeep(self.gateway, self.ledger, self.learned, ttl_ms, *told, time.monotonic)
+
+    def _administration(self) -> Application:
+        """The admin API. Imported here, since few configurations have it, and it takes a quarter of a second."""
+        from sluicegate.admin import access, app, services  # noqa: PLC0415
+
+        later = asyncio.get_running_loop().call_later
+        calls, on = self.gateway.calls, self._config.admin.chaos
+        chaos = Chaos(calls, self._knows, self._tell, later, time_ms, random.random) if on else None
+        return app.build(
+            services.Services(
+                access.Access(lambda: self._config.admin.secret, time.monotonic),
+                self._boot,
+                self.gateway,
+                self.ledger,
+                self.recovery,
+                chaos,
+                None,
+                lambda: self._loaded,
+                lambda: {"ledger": self._upkeep.state, "records": self._outbox.state},
+                lambda: self.readiness()[0],
+                time.monotonic,
+                time_ms,
+            )
+        )
+
+    def _knows(self, deployment_id: str) -> bool:
+        return any(one.id == deployment_id for one in deployments(self.gateway.policy))
+
+    def _tell(self, kind: str, data: dict[str, Any]) -> None:
+        """Other workers."""
+
+    async def listen_apart(self, sockets: Sequence[socket.socket] = ()) -> None:
+        """Listens for operators, where `admin.listen` gives them an address of their own. sockets: that are bound to it already."""
+        address = self._config.admin.address
+        if address is None:
+            return
+        surface, admin = self.surface, self.admin
+        self._operators = Server(
+            surface.handle_operator,
+            host=address.host,
+            port=address.port,
+            sockets=sockets,
+            drain_s=OPERATORS_DRAIN_S,
+            sockets_below=surface.ADMIN if admin is not None else "",
+            sockets_app=admin,
+        )
+        await self._operators.start()
 
     async def start(self) -> None:
         """Opens ledger and records, makes sure of every tree's state, replays what dead workers left, starts the background work.
@@ -194,6 +249,8 @@ class Worker:
 
     async def stop(self) -> None:
         """After the last request: what is owed to ledger and records is sent, for a few seconds; the rest stays in the journal."""
+        if self._operators is not None:
+            await self._operators.stop()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -284,9 +341,13 @@ async def serving(loaded: Loaded, host: str = "127.0.0.1", port: int = 0) -> Asy
     """A whole gateway inside the running loop, without signals."""
     worker = Worker(loaded)
     drain_s, delay_s = loaded.config.server.drain_ms / 1000, loaded.config.server.drain_delay_ms / 1000
-    server = worker.server = Server(worker.surface.handle, host=host, port=port, drain_s=drain_s, drain_delay_s=delay_s)
+    admin = worker.admin if loaded.config.admin.listen is None else None
+    below = Surface.ADMIN if admin is not None else ""
+    server = Server(worker.surface.handle, host=host, port=port, drain_s=drain_s, drain_delay_s=delay_s, sockets_below=below, sockets_app=admin)
+    worker.server = server
     await worker.start()
     await server.start()
+    await worker.listen_apart()
     try:
         yield worker, server
     finally:
@@ -294,8 +355,8 @@ async def serving(loaded: Loaded, host: str = "127.0.0.1", port: int = 0) -> Asy
         await worker.stop()
 
 
-def serve_worker(loaded: Loaded, sockets: Sequence[socket.socket]) -> None:
-    """One worker process: serves until a signal has drained it."""
+def serve_worker(loaded: Loaded, sockets: Sequence[socket.socket], operators: Sequence[socket.socket] = ()) -> None:
+    """One worker process: serves until a signal has drained it. operators: bound to `admin.listen`, where it is given."""
     configure(_log_form(loaded))
     made: list[Worker] = []
 
@@ -304,8 +365,14 @@ def serve_worker(loaded: Loaded, sockets: Sequence[socket.socket]) -> None:
         made.append(worker)
         worker.server = server
         await worker.start()
+        await worker.listen_apart(operators)
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, worker.reloading.soon)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGHUP,))  # blocked by the parent, so that none ends a worker that starts
+
+    async def admin(scope: Any, receive: Any, send: Any) -> None:
+        application = made[0].admin
+        assert application is not None
+        await application(scope, receive, send)
 
     def handle(exchange: Exchange) -> Awaitable[None]:
         return made[0].surface.handle(exchange)
@@ -318,5 +385,8 @@ def serve_worker(loaded: Loaded, sockets: Sequence[socket.socket]) -> None:
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD, 20, 20)
     drain_s, delay_s = loaded.config.server.drain_ms / 1000, loaded.config.server.drain_delay_ms / 1000
-    server = Server(handle, sockets=sockets, on_start=start, on_stop=stop, drain_s=drain_s, drain_delay_s=delay_s)
+    here = loaded.config.admin.secret is not None and loaded.config.admin.listen is None
+    below, app = (Surface.ADMIN, admin) if here else ("", None)
+    letting_go = {"drain_s": drain_s, "drain_delay_s": delay_s}
+    server = Server(handle, sockets=sockets, on_start=start, on_stop=stop, sockets_below=below, sockets_app=app, **letting_go)
     server.run()

@@ -49,6 +49,7 @@ class Calls:
         self._learned = learned
         self._clock = clock
         self._time_ms = time_ms
+        self.disturb: Callable[[Call, str], Call] | None = None  # what chaos.py does to the calls of a deployment, by its id; None: nothing
 
     async def call(self, trip: Trip, attempt: Attempt, request: Request) -> Outcome | None:
         """Sends the request and reads until there is an answer to deliver (None), or it is clear that there will be none."""
@@ -64,8 +65,11 @@ class Calls:
         body = attempt.via.write_request(request, target)
         attempt.left_out = target.left_out
         headers = forwarded(provider, trip.exchange.headers)
-        call = attempt.call = self._pools.of(provider).begin(b"POST", path, headers, body, trip.timeouts, trip.ends_at)
+        call = self._pools.of(provider).begin(b"POST", path, headers, body, trip.timeouts, trip.ends_at)
         call.unspoken = request.stream
+        if self.disturb is not None:
+            call = self.disturb(call, deployment.id)
+        attempt.call = call
         attempt.billed = "unknown"  # until something is known, however this ends
         trip.exchange.on_gone = attempt.client_left
         started = self._clock()

@@ -10,14 +10,12 @@ from typing import Any
 import msgspec
 
 from sluicegate import openapi, reject
-from sluicegate.core.counters import name
-from sluicegate.core.limits import Unit
 from sluicegate.core.plan import Template
-from sluicegate.core.refusals import iso
-from sluicegate.core.tenants import Key
+from sluicegate.counted import counted
 from sluicegate.dialects import anthropic_messages, openai_chat, openai_completions, openai_embeddings, openai_responses
 from sluicegate.gateway import Gateway
-from sluicegate.http.exchange import ClientGone, Exchange, Handler
+from sluicegate.http import asgi
+from sluicegate.http.exchange import BodyTooLarge, ClientGone, Exchange, Handler
 from sluicegate.ledger.contract import Ledger, LedgerUnavailable
 from sluicegate.reject import Reject
 from sluicegate.trip import Dialect
@@ -34,8 +32,17 @@ _MESSAGES = "/v1/messages"  # here, and below it, errors are Anthropic's too
 _JSON = (b"content-type", b"application/json")
 
 
+_Routes = dict[str, tuple[str, Handler | None]]  # by path: the method that it takes, and what answers
+
+
 class Surface:
-    """Dispatches exchanges by method and path."""
+    """Dispatches exchanges by method and path.
+
+    What is for operators (the admin API, /metrics) is served beside the data plane, or apart from it on a listener of its own (`handle_operator`).
+    """
+
+    ADMIN = "/admin/"
+    ADMIN_BODY_BYTES_MAX = 1 << 20
 
     def __init__(
         self,
@@ -44,20 +51,26 @@ class Surface:
         readiness: Callable[[], tuple[str, int]],
         metrics: Callable[[], Awaitable[bytes]],
         may_scrape: Callable[[Exchange], bool],
+        admin: asgi.Application | None = None,
+        apart: bool = False,
     ) -> None:
         self._gateway = gateway
         self._ledger = ledger
         self._readiness_now = readiness  # "" or why it is not ready; how many trees of tenants or deployments are closed
         self._metrics = metrics
         self._may_scrape = may_scrape
-        self._routes: dict[str, tuple[str, Handler | None]] = {
+        self._admin = admin
+        self._apart = apart
+        everywhere: _Routes = {"/healthz": ("GET", self._health), "/readyz": ("GET", self._readiness)}
+        of_operators: _Routes = {"/metrics": ("GET", self._scrape)}
+        self._operators = everywhere | of_operators
+        self._routes: _Routes = {
             **{path: ("POST", None) for path in _DIALECTS},  # handled above
             "/v1/messages/count_tokens": ("POST", self._count_tokens),
             "/v1/models": ("GET", self._models),
             "/v1/usage": ("GET", self._usage),
-            "/healthz": ("GET", self._health),
-            "/readyz": ("GET", self._readiness),
-            "/metrics": ("GET", self._scrape),
+            **everywhere,
+            **({} if apart else of_operators),
             "/openapi.json": ("GET", self._openapi),
             "/docs": ("GET", self._docs),
         }
@@ -67,11 +80,18 @@ class Surface:
         dialect = _DIALECTS.get(exchange.path)
         if dialect is not None and exchange.method == "POST":
             return self._gateway.serve(exchange, dialect)
-        return self._other(exchange)
+        return self._other(exchange, self._routes, not self._apart)
 
-    async def _other(self, exchange: Exchange) -> None:
+    def handle_operator(self, exchange: Exchange) -> Awaitable[None]:
+        """Serves one exchange of the listener that is the operators' own."""
+        return self._other(exchange, self._operators, True)
+
+    async def _other(self, exchange: Exchange, routes: _Routes, admin: bool) -> None:
         try:
-            method, handler = self._route(exchange.path)
+            if admin and exchange.path.startswith(self.ADMIN):
+                await self._administer(exchange)
+                return
+            method, handler = _route(exchange.path, routes)
             if exchange.method != method and (exchange.method, method) != ("HEAD", "GET"):
                 wrong = f"{exchange.path} takes {method}, not {exchange.method}."
                 raise Reject(405, "invalid_request_error", "method_not_allowed", wrong, headers=((b"allow", method.encode()),))
@@ -82,12 +102,14 @@ class Surface:
         except ClientGone:
             exchange.abort()
 
-    def _route(self, path: str) -> tuple[str, Handler | None]:
-        if path in self._routes:
-            return self._routes[path]
-        shown = path if len(path) <= 200 else path[:200] + "..."
-        served = ", ".join(f"{method} {route}" for route, (method, _) in self._routes.items())
-        raise Reject(404, "invalid_request_error", "path_not_found", f"{shown!r} is not served here. Served: {served}.")
+    async def _administer(self, exchange: Exchange) -> None:
+        if self._admin is None:
+            how = "The admin API is switched off. Set `admin: {key_env: NAME}` in the configuration, and the variable NAME to a key."
+            raise Reject(404, "invalid_request_error", "admin_off", how)
+        try:
+            await asgi.serve(self._admin, exchange, self.ADMIN_BODY_BYTES_MAX)
+        except BodyTooLarge:
+            raise reject.body_too_large(self.ADMIN_BODY_BYTES_MAX) from None
 
     async def _models(self, exchange: Exchange) -> None:
         key = self._gateway.identify(exchange.headers)
@@ -101,36 +123,10 @@ class Surface:
     async def _usage(self, exchange: Exchange) -> None:
         key = self._gateway.identify(exchange.headers)
         try:
-            answer(exchange, 200, {"object": "usage", "key": key.id, "limits": await self._limits(key)})
+            limits = await counted(self._ledger, Template(key.tree, key.counters, None, key.priority))
+            answer(exchange, 200, {"object": "usage", "key": key.id, "limits": limits})
         except LedgerUnavailable:
             raise reject.ledger_unavailable() from None
-
-    async def _limits(self, key: Key) -> list[dict[str, Any]]:
-        template = Template(key.tree, key.counters, None, key.priority)
-        refs = template.refset(self._ledger.now_ms())
-        reply = await self._ledger.peek(refs)
-        shown: list[dict[str, Any]] = []
-        rooms = dict(template.shadows)
-        for i, (counter, ref, (used, held)) in enumerate(zip(template.counters, refs.refs, reply.states, strict=True)):
-            held_now = held if ref.kind in ("w", "o") else 0
-            limit = ref.ceiling - ref.reserved if counter.enforced else rooms[i]
-            remaining = _figure(counter.unit, max(0, limit - used - held_now)) if counter.enforced else None
-            shown.append(
-                {
-                    "name": name(counter),
-                    "scope": counter.scope.id,
-                    "unit": counter.unit,
-                    "window": type(counter.window).__name__.lower(),
-                    "models": sorted(counter.models) if counter.models is not None else None,
-                    "mode": "enforce" if counter.enforced else "shadow",
-                    "limit": _figure(counter.unit, limit),
-                    "used": _figure(counter.unit, used),
-                    "held": _figure(counter.unit, held_now),
-                    "remaining": remaining,
-                    "resets_at": iso(ref.end_ms) if ref.end_ms else None,
-                }
-            )
-        return shown
 
     async def _health(self, exchange: Exchange) -> None:
         answer(exchange, 200, {"status": "alive"})
@@ -165,6 +161,14 @@ class Surface:
         return msgspec.json.encode(document), openapi.page(document)
 
 
+def _route(path: str, routes: _Routes) -> tuple[str, Handler | None]:
+    if path in routes:
+        return routes[path]
+    shown = path if len(path) <= 200 else path[:200] + "..."
+    served = ", ".join(f"{method} {route}" for route, (method, _) in routes.items())
+    raise Reject(404, "invalid_request_error", "path_not_found", f"{shown!r} is not served here. Served: {served}.")
+
+
 def answer(exchange: Exchange, status: int, body: Any, headers: reject.Headers = ()) -> None:
     """A JSON answer."""
     data = msgspec.json.encode(body)
@@ -178,7 +182,3 @@ def _answer_reject(dialect: Dialect, exchange: Exchange, rejected: Reject) -> No
     exchange.start(rejected.status, [_JSON, *rejected.headers], len(data))
     exchange.finish(data)
 
-
-def _figure(unit: Unit, amount: int) -> int | float:
-    """Dollars as dollars, everything else as it counts."""
-    return amount / 1e9 if unit is Unit.USD else amount

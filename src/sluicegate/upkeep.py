@@ -65,6 +65,11 @@ class Upkeep:
             self._hold_ttl_ms = ttl_ms
             self._ttl_changed.set()
 
+    @property
+    def state(self) -> str:
+        """Of the ledger: up or away."""
+        return self._state.state
+
     async def run(self) -> None:
         """Runs until cancelled."""
         async with asyncio.TaskGroup() as tasks:

@@ -81,13 +81,13 @@ class StateLog:
 
     def __init__(self, name: str, state: str, good: frozenset[str]) -> None:
         """state: what it begins with, not logged. good: states logged as info; others are warnings."""
-        self._name, self._state, self._good = name, state, good
+        self._name, self.state, self._good = name, state, good
 
     def __call__(self, state: str, **fields: object) -> None:
         """It is in this state now."""
-        if state == self._state:
+        if state == self.state:
             return
-        before, self._state = self._state, state
+        before, self.state = self.state, state
         logger = structlog.get_logger()
         say = logger.info if state in self._good else logger.warning
         say(f"{self._name} state", **{"from": before, "to": state}, **fields)

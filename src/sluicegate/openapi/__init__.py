@@ -32,7 +32,8 @@ _REFERENCE = "#/components/schemas/"
 _ABOUT = (
     "An LLM gateway whose budgets cannot be overspent. Errors are JSON in the form of the path's dialect: `code` says what happened, "
     "`x-should-retry: false` that trying again does not help, `retry-after` when it does. A path that is not served is a 404 `path_not_found`, "
-    "another method a 405 `method_not_allowed`, bad HTTP a 400 `malformed_http`, a 408 `request_timeout` or a 431 `headers_too_large`. "
+    "another method a 405 `method_not_allowed`, `/admin/` where that is switched off a 404 `admin_off`, "
+    "bad HTTP a 400 `malformed_http`, a 408 `request_timeout` or a 431 `headers_too_large`. "
     "Once a stream has begun, an error is its last event, and the connection is not closed as clean."
 )
 _KEY_SCHEMES = {

@@ -24,16 +24,22 @@ th { font-weight: 600; }
 """
 
 
-def page(document: dict[str, Any]) -> bytes:
-    """The page, in UTF-8."""
+def page(document: dict[str, Any], source: str = "/openapi.json") -> bytes:
+    """The page, in UTF-8. source: where the document itself is served."""
     info, schemas = document["info"], document["components"]["schemas"]
     title = escape(f"{info['title']} {info['version']}")
     paths = [(path, verb, operation) for path, verbs in document["paths"].items() for verb, operation in verbs.items()]
     parts = [
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title>',
         f"<style>{_STYLE}</style></head><body><h1>{title}</h1><p>{_text(info['description'])}</p>",
-        '<p><a href="/openapi.json">/openapi.json</a></p>',
-        _table((), ((f'<a href="#{_anchor(path)}"><code>{escape(path)}</code></a>', escape(it["summary"])) for path, _, it in paths)),
+        f'<p><a href="{escape(source)}">{escape(source)}</a></p>',
+        _table(
+            (),
+            (
+                (f'<a href="#{_anchor(verb + path)}">{verb.upper()} <code>{escape(path)}</code></a>', escape(it["summary"]))
+                for path, verb, it in paths
+            ),
+        ),
         *(_operation(path, verb, operation, schemas) for path, verb, operation in paths),
         '<h2 id="schemas">Schemas</h2>',
         *(f'<h3 id="{_anchor(name)}">{escape(name)}</h3>{_pre(schema)}' for name, schema in sorted(schemas.items())),
@@ -44,12 +50,19 @@ def page(document: dict[str, Any]) -> bytes:
 
 def _operation(path: str, verb: str, operation: dict[str, Any], schemas: dict[str, Any]) -> str:
     parts = [
-        f'<h2 id="{_anchor(path)}"><code class="verb">{verb.upper()}</code><code>{escape(path)}</code></h2><p>{escape(operation["summary"])}</p>'
+        f'<h2 id="{_anchor(verb + path)}"><code class="verb">{verb.upper()}</code><code>{escape(path)}</code></h2>',
+        f"<p>{escape(operation['summary'])}</p>",
     ]
+    if "parameters" in operation:
+        rows = ((f"<code>{escape(it['name'])}</code>", _type(it["schema"]), _text(it.get("description", ""))) for it in operation["parameters"])
+        parts.append("<h3>Parameters</h3>" + _table(("parameter", "type", ""), rows))
     if "requestBody" in operation:
         schema = operation["requestBody"]["content"]["application/json"]["schema"]
         body = schemas[_name(schema)]
-        rows = ((f"<code>{escape(name)}</code>", _type(each), "yes" if name in body["required"] else "") for name, each in body["properties"].items())
+        rows = (
+            (f"<code>{escape(name)}</code>", _type(each), "yes" if name in body.get("required", ()) else "")
+            for name, each in body["properties"].items()
+        )
         parts.append("<h3>Request</h3>" + _table(("field", "type", "required"), rows))
     rows_of_answers = []
     for status, response in operation["responses"].items():

@@ -1,0 +1,131 @@
+"""Errors of the admin API, in the form of the data plane's (OpenAI's): `{"error": {message, type, param, code}}`, `param` naming the field.
+
+No error quotes what was sent: it may be a secret.
+"""
+
+from collections.abc import Sequence
+from difflib import get_close_matches
+from typing import Any, get_args
+
+import msgspec
+from fastapi import FastAPI, Request, Response
+from fastapi.dependencies.models import Dependant
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+from starlette.routing import Match
+
+from sluicegate.http.wire import error_body
+from sluicegate.ledger.contract import LedgerUnavailable
+from sluicegate.reject import Reject
+
+_CODES = {404: "path_not_found", 405: "method_not_allowed"}
+_NOT_JSON = {"json_invalid": "The body is not JSON.", "missing": "The body is missing.", "model_attributes_type": "The body must be a JSON object."}
+
+
+class ErrorBody(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class Error(BaseModel):
+    """In OpenAI's form."""
+
+    error: ErrorBody
+
+
+def install(app: FastAPI) -> None:
+    """Every error of this application is told in that form."""
+    app.add_exception_handler(Reject, _rejected)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(HTTPException, _refused)
+    app.add_exception_handler(LedgerUnavailable, _ledger_away)
+    app.add_exception_handler(Exception, _failed)
+
+
+def invalid(message: str, param: str | None, code: str = "invalid_value") -> Reject:
+    """A 400 that names the field."""
+    return Reject(400, "invalid_request_error", code, message, param)
+
+
+def not_found(what: str, param: str, code: str) -> Reject:
+    """A 404 of something that the path or the body names."""
+    return Reject(404, "invalid_request_error", code, what, param)
+
+
+async def _rejected(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, Reject)
+    return _answer(error.status, error.message, error.type, error.param, error.code, {k.decode(): v.decode() for k, v in error.headers})
+
+
+async def _invalid(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    details = error.errors()[0]
+    where, kind = [part for part in details["loc"] if isinstance(part, str | int)], str(details["type"])
+    if where == ["body"] or kind == "json_invalid":
+        hint = " Send it with `content-type: application/json`." if kind == "model_attributes_type" else ""
+        return _answer(400, _NOT_JSON.get(kind, "The body must be a JSON object.") + hint, "invalid_request_error", None, "invalid_body")
+    param = ".".join(str(part) for part in where[1:])
+    if kind == "extra_forbidden":
+        near = get_close_matches(str(where[-1]), _fields(request, where), 1)
+        return _answer(
+            400, f"Unknown field {param!r}." + (f" Did you mean {near[0]!r}?" if near else ""), "invalid_request_error", param, "unknown_field"
+        )
+    if kind == "missing":
+        return _answer(400, f"The field {param!r} is missing.", "invalid_request_error", param, "missing_field")
+    said = str(details["msg"]).removeprefix("Value error, ").replace("Input should", "It should", 1)
+    return _answer(400, f"Invalid value for {param!r}. {said}.", "invalid_request_error", param, "invalid_value")
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    code = _CODES.get(error.status_code, "invalid_request")
+    message = {
+        404: f"{request.url.path[:200]!r} is not served here; /admin/docs shows what is.",
+        405: f"{request.url.path[:200]} does not take {request.method}.",
+    }.get(error.status_code, "The request could not be read.")
+    headers = {"allow": ", ".join(sorted(_methods(request)))} if error.status_code == 405 else {}
+    return _answer(error.status_code, message, "invalid_request_error", None, code, headers)
+
+
+async def _ledger_away(_request: Request, _error: Exception) -> Response:
+    return _answer(503, "The ledger does not answer.", "server_error", None, "ledger_unavailable", {"retry-after": "1"})
+
+
+async def _failed(_request: Request, _error: Exception) -> Response:
+    return Response(error_body("Internal error.", "server_error", "internal_error"), 500, media_type="application/json")
+
+
+def _answer(status: int, message: str, kind: str, param: str | None, code: str, headers: dict[str, str] | None = None) -> Response:
+    body = msgspec.json.encode({"error": {"message": message, "type": kind, "param": param, "code": code}})
+    return Response(body, status, headers, "application/json")
+
+
+def _methods(request: Request) -> set[str]:
+    """What a path takes: each method of it is a route of its own."""
+    app: FastAPI = request.app
+    return {method for route in app.routes if route.matches(request.scope)[0] is not Match.NONE for method in getattr(route, "methods", None) or ()}
+
+
+def _fields(request: Request, where: Sequence[str | int]) -> list[str]:
+    """The fields that may stand where an unknown one stood."""
+    route = request.scope.get("route")
+    dependant: Dependant | None = route.dependant if isinstance(route, APIRoute) else None
+    params = (dependant.body_params if where[0] == "body" else dependant.query_params) if dependant is not None else []
+    kind: Any = params[0].field_info.annotation if params else None
+    for part in where[1:-1]:
+        kind = _below(kind, part)
+    return [field.alias or name for name, field in kind.model_fields.items()] if _is_model(kind) else []
+
+
+def _below(kind: Any, part: str | int) -> Any:
+    field = next((f for name, f in kind.model_fields.items() if (f.alias or name) == part), None) if _is_model(kind) else None
+    annotation = field.annotation if field is not None else None
+    return next((one for one in (annotation, *get_args(annotation)) if _is_model(one)), None)
+
+
+def _is_model(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)
