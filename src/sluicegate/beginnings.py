@@ -33,7 +33,7 @@ class Beginnings:
         self._until = self._next = self._pause_s = 0.0
 
     async def fill(self, counters: Counters, missing_only: bool) -> set[str]:
-        """Brings windows up to what was used in them; returns the trees of which that is true now. missing_only: those that are there stay as they are."""
+        """Brings windows up to what was used in them. Returns the trees of which that is true now. missing_only: those that are there stay so."""
         filled: set[str] = set()
         unsure: list[tuple[str, seeding.Question]] = []
         now_ms = self._ledger.now_ms()
