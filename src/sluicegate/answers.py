@@ -3,6 +3,7 @@
 from sluicegate import telling
 from sluicegate.core import refusals
 from sluicegate.core.classify import MESSAGE_MAX, mask
+from sluicegate.core.once import Kept
 from sluicegate.core.usage import Usage
 from sluicegate.dialects.between import Between
 from sluicegate.dialects.between import Reader as TranslatedReader
@@ -21,6 +22,7 @@ _MAX_TOKENS = b"\r\nx-sluicegate-max-tokens: %d"
 _UNARY = b"\r\nx-sluicegate-cost-usd: %d.%09d\r\ncontent-type: application/json"
 _STREAM = b"\r\ncontent-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\nx-accel-buffering: no"
 _LEFT_OUT = b"\r\nx-sluicegate-left-out: %b"
+_REPLAYED = b"\r\nx-sluicegate-idempotent: replayed\r\nx-sluicegate-replay-of: %b\r\ncontent-type: %b"
 _JSON = b"\r\ncontent-type: application/json"
 
 # Before the first event: a comment, with one line feed, as an empty line behind it is an event to some readers; and what Anthropic's clients know.
@@ -51,6 +53,8 @@ def finish(trip: Trip, now: float) -> None:
     attempt, exchange = trip.answered, trip.exchange
     if trip.rejected is not None:
         _reject(trip, trip.rejected, now)
+    elif trip.replay is not None:
+        _replay(trip, trip.replay, now)
     elif attempt is None:
         trip.status = trip.status or 499  # the client left before there was an answer
         exchange.abort()
@@ -83,6 +87,15 @@ def _died(trip: Trip, attempt: Attempt, relay: Relay) -> None:
         return
     told = mask(relay.failure.message, attempt.deployment.provider.headers)[:MESSAGE_MAX] if relay.failure is not None else ""
     _break(trip, told or "The upstream ended its answer early.", "upstream_error", "upstream_error")
+
+
+def _replay(trip: Trip, kept: Kept, now: float) -> None:
+    """What the first request with this idempotency key was answered, byte for byte."""
+    trip.status = kept.status
+    body = kept.body or b""
+    replayed = _REPLAYED % (kept.request_id.encode(), kept.content_type.encode("latin-1"))
+    trip.exchange.start(kept.status, (), len(body), _common(trip, now) + replayed)
+    trip.exchange.finish(body)
 
 
 def _last(attempt: Attempt, relay: Relay) -> bytes:

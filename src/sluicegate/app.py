@@ -26,6 +26,7 @@ from sluicegate.core import expired, meter
 from sluicegate.core.claims import Swept
 from sluicegate.core.counters import deployment_tree, refs
 from sluicegate.core.estimate import Learned
+from sluicegate.core.once import Store
 from sluicegate.core.record import Record, Spent
 from sluicegate.core.tenants import Deployment, Policy, Provider
 from sluicegate.gateway import Gateway
@@ -33,6 +34,7 @@ from sluicegate.http.asgi import Application
 from sluicegate.http.exchange import Exchange
 from sluicegate.http.pools import Pools
 from sluicegate.http.server import Server
+from sluicegate.idempotency import Idempotency
 from sluicegate.journal import Journal, JournalState
 from sluicegate.keepalive import KeepAlive
 from sluicegate.ledger.contract import Ledger, LedgerUnavailable
@@ -44,6 +46,7 @@ from sluicegate.observe.metrics import Metrics, Siblings
 from sluicegate.observe.notices import Notices
 from sluicegate.outbox import Outbox
 from sluicegate.records.figures import EXPIRED
+from sluicegate.records.idempotency import RecordsStore
 from sluicegate.records.rows import RecordsUnavailable
 from sluicegate.records.store import Records
 from sluicegate.recovery import OtherRecords, Recovery
@@ -78,6 +81,16 @@ def ledger_of(loaded: Loaded) -> Ledger:
     return RedisLedger(config.ledger, config.ledger_timeout_ms, expired_hold)
 
 
+def _idempotency_store(loaded: Loaded) -> Store:
+    """Where all workers find it: with the ledger if that is a Redis, else with the records."""
+    config = loaded.config
+    if config.ledger.startswith(("memory:", "sqlite:")):
+        return RecordsStore(config.records, time_ms)
+    from sluicegate.idempotency_redis import RedisStore  # noqa: PLC0415  (redis-py takes a while to import)
+
+    return RedisStore(config.ledger, config.ledger_timeout_ms)
+
+
 def deployments(policy: Policy) -> Iterator[Deployment]:
     """All deployments of all models."""
     for model in policy.models.values():
@@ -105,6 +118,7 @@ class Worker:
         self._pools = Pools(providers(policy))
         ids, boot, trees = itertools.count(1), secrets.token_hex(6), counters_by_tree(policy)
         self.records = Records(config.records)
+        self._idempotency = Idempotency(_idempotency_store(loaded))
         self.notices = Notices(self.metrics, itertools.chain.from_iterable(trees.values()), self.ledger.peek)
         self._journal = Journal.open(config.journal, boot, loop, _journal_log())
         self._outbox = Outbox(self.ledger, self._journal, self.records, config.journal, trees, self.notices.on_marks, self._late)
@@ -121,6 +135,7 @@ class Worker:
             time.monotonic,  # the loop's own time stands still within a turn and has milliseconds
             time_ms,
             config.server.max_body,
+            self._idempotency,
         )
         self.recovery = Recovery(
             self.ledger, self.records, self._outbox, lambda: self.gateway.trips, trees, boot, lambda: secrets.token_hex(8), time.monotonic
@@ -260,6 +275,7 @@ class Worker:
         await self._siblings.stop()
         await self._pools.close()
         await self.ledger.close()
+        await self._idempotency.close()
         await self.records.close()
         self._journal.close()
 

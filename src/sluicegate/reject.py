@@ -92,6 +92,36 @@ def ledger_unavailable() -> Reject:
     )
 
 
+def idempotency_key_invalid() -> Reject:
+    """400."""
+    text = "An Idempotency-Key is 1 to 255 visible ASCII characters."
+    return Reject(400, "invalid_request_error", "invalid_idempotency_key", text, "idempotency-key")
+
+
+def idempotency_key_reused() -> Reject:
+    """422: it came with another request, which may still run or be answered."""
+    text = "This Idempotency-Key came with another request: another body, or another path."
+    return Reject(422, "invalid_request_error", "idempotency_key_reused", text, "idempotency-key", no_retry())
+
+
+def idempotency_in_progress() -> Reject:
+    """409: the first request with the key runs."""
+    text = "The request with this Idempotency-Key is being answered; ask again for the answer."
+    return Reject(409, "invalid_request_error", "idempotency_in_progress", text, headers=((b"retry-after", b"2"),))
+
+
+def idempotency_answer_too_large() -> Reject:
+    """409: it was answered, and the answer was not kept."""
+    text = "The request with this Idempotency-Key was answered, and its answer is too large to be kept."
+    return Reject(409, "invalid_request_error", "idempotency_answer_too_large", text, headers=no_retry())
+
+
+def idempotency_unavailable() -> Reject:
+    """503: nobody knows whether the key has been used."""
+    text = "Idempotency keys cannot be looked up now; try again shortly."
+    return Reject(503, "server_error", "idempotency_unavailable", text, headers=((b"retry-after", b"1"),))
+
+
 def ledger_recovering() -> Reject:
     """503: what the ledger knows of this caller's limits was lost or is in doubt, and is made good just now."""
     text = "The budget ledger is recovering what was used; try again shortly."

@@ -15,6 +15,7 @@ from sluicegate.core.classify import Billed
 from sluicegate.core.counters import name
 from sluicegate.core.estimate import Figures
 from sluicegate.core.meter import Meter
+from sluicegate.core.once import Kept
 from sluicegate.core.plan import Plan, Template
 from sluicegate.core.record import Attempt as AttemptRecord
 from sluicegate.core.record import Record
@@ -23,6 +24,7 @@ from sluicegate.core.usage import NOTHING, Charge, Ended, Unknown, Usage, is_who
 from sluicegate.dialects.form import Answer, Event, Request, Target
 from sluicegate.http.exchange import Exchange
 from sluicegate.http.upstream import Call
+from sluicegate.lasting import Taken
 from sluicegate.reject import Reject
 from sluicegate.relay import Reader, Relay
 
@@ -200,7 +202,7 @@ class Trip:
     __slots__ = (
         *("answered", "attempts", "client_gone", "cost_nano_usd", "counted", "dialect", "exchange", "first_byte_s", "idle_s", "input_tokens", "key"),
         *("output_tokens", "last", "plan", "policy", "rejected", "refset", "reply", "request", "request_id", "shadowed", "source"),
-        *("include", "standing", "status"),
+        *("include", "replay", "standing", "status", "taken"),
         *("ends_at", "hurried", "time_ms", "timeouts", "tries", "upstream_s", "waited_s", "written"),
     )
 
@@ -236,6 +238,8 @@ class Trip:
         self.waited_s = 0.0  # for limits
         self.first_byte_s = 0.0
         self.include = frozenset[str]()  # what the client wants to be told in the answer (telling.py)
+        self.taken: Taken | None = None  # its idempotency key
+        self.replay: Kept | None = None  # what the first request with that key was answered
 
     def limit(self, timeouts: Timeouts) -> None:
         """How long it may take, from its headers on: what its model allows, or less if the client says so."""
@@ -315,7 +319,7 @@ class Trip:
         request, attempt, rejected, exchange = self.request, self.answered, self.rejected, self.exchange
         relay = usage = None
         finish = error = ""
-        status = 499
+        status = 499 if self.replay is None else self.replay.status
         if attempt is not None:
             relay, usage, status = attempt.relay, attempt.usage, 200
             finish = "length" if relay is not None and relay.truncated else attempt.finish

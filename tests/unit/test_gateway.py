@@ -18,12 +18,14 @@ from sluicegate.core.record import Attempt, Record
 from sluicegate.core.tenants import Provider
 from sluicegate.dialects import openai_chat
 from sluicegate.gateway import Gateway
+from sluicegate.idempotency import Idempotency
 from sluicegate.ledger.contract import LedgerUnavailable
 from sluicegate.ledger.memory import MemoryLedger
 from sluicegate.outbox import Outbox
 from sluicegate.trip import READ_ON_S
 from support_inloop import chunk, config_text, sse, usage_chunk
 from support_ledgers import Clock, use_at_once
+from support_once import MemoryStore
 from support_playbook import FakeCall, FakeExchange, FakePool
 from support_recovery import FakeRecords
 from support_sockets import settle
@@ -164,6 +166,7 @@ class Stage:
             lambda: self.now,
             self.clock,
             1_000_000,
+            Idempotency(MemoryStore(self.clock)),
         )
 
     def _new_id(self) -> str:

@@ -33,7 +33,7 @@ class Discovery:
     def __init__(self, place: Place, timeout_s: float, connect: Callable[[Address, float], Any] | None = None) -> None:
         self._place = place
         self._timeout_s = timeout_s
-        self._connect = connect or _connect
+        self._connect = connect or _connect_to_ask
         self._clients: dict[Address, Any] = {}  # redis-py's types do not say what its commands return
 
     async def find(self, masters: Sequence[Address]) -> Map:
@@ -105,18 +105,23 @@ class Discovery:
             await self._clients.pop(address).aclose()
 
 
-def _connect(at: Address, timeout_s: float) -> Redis:
-    """One that asks once."""
+def _connect_to_ask(at: Address, timeout_s: float) -> Redis:
+    return connect(at, timeout_s, "sluicegate-discovery")
+
+
+def connect(at: Address, timeout_s: float, name: str) -> Redis:
+    """A client that asks once. name: its own, as Redis lists it."""
+    where: dict[str, Any] = {"unix_socket_path": at.path} if at.path else {"host": at.host, "port": at.port}
     return Redis(
-        host=at.host,
-        port=at.port,
+        **where,
+        db=at.db,
         username=at.username or None,
         password=at.password or None,
         socket_timeout=timeout_s,
         socket_connect_timeout=timeout_s,
         retry=Retry(NoBackoff(), 0),
         protocol=2,
-        client_name="sluicegate-discovery",
+        client_name=name,
         ssl=at.tls,
         ssl_ca_certs=at.ca_file or None,
     )
