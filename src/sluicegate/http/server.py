@@ -7,7 +7,8 @@ A subclass of uvicorn's server, which binds and accepts. `handle` gets every req
 
 The first signal: `ready` is False at once; after `drain_delay_s` nothing new is accepted, idle connections are closed, and open exchanges have
 `drain_s` to finish. The second signal, or the end of that time, cuts: every open exchange loses its client (`on_gone`), so that its handler settles;
-handlers that have not returned `CUT_S` later are cancelled. No exit skips this. After a second signal `on_stop` has `END_S`, and is cancelled then.
+handlers that have not returned `CUT_S` later are cancelled. No exit skips this. After a second signal `on_stop` has `END_S`, and is cancelled then, as
+`on_start` is at once.
 """
 
 import asyncio
@@ -98,6 +99,7 @@ class Server(uvicorn.Server):
         )
         self.server_state = State(handle, bounds, sockets_below)
         self.ready = False
+        self.hurried = False  # a second signal has ended on_start or on_stop before it was done
         self._address = (host, port)
         self._sockets = list(sockets)
         self._on_start = on_start
@@ -143,8 +145,9 @@ class Server(uvicorn.Server):
                 loop.remove_signal_handler(number)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        if self._on_start is not None:
-            await self._on_start()
+        if self._on_start is not None and not await self._unless_cut(asyncio.ensure_future(self._on_start()), 0.0):
+            self.servers, self.started = [], True  # nothing listens; what has been begun is ended as ever
+            return
         if not self._sockets:
             self._sockets.append(listen(*self._address))
         self._tick()
@@ -167,7 +170,7 @@ class Server(uvicorn.Server):
             await self._cut_all()
         await self.lifespan.shutdown()
         if self._on_stop is not None:
-            await self._end(asyncio.ensure_future(self._on_stop()))
+            await self._unless_cut(asyncio.ensure_future(self._on_stop()), END_S)
         if self._ticker is not None:
             self._ticker.cancel()
 
@@ -185,18 +188,20 @@ class Server(uvicorn.Server):
                 task.cancel()
             await asyncio.wait(tasks, timeout=_POLL_S)
 
-    async def _end(self, ending: "asyncio.Future[None]") -> None:
-        """Waits for what follows the last request; a second signal, before or meanwhile, leaves it little time."""
-        cut = asyncio.get_running_loop().create_task(self._cut.wait())
-        await asyncio.wait([ending, cut], return_when=asyncio.FIRST_COMPLETED)
-        await asyncio.wait([ending], timeout=END_S)
+    async def _unless_cut(self, work: "asyncio.Future[Any]", left_s: float) -> bool:
+        """Waits for `work`. A second signal, before or meanwhile, leaves it so long; then it is cancelled: False."""
+        cut: asyncio.Future[Any] = asyncio.get_running_loop().create_task(self._cut.wait())
+        await asyncio.wait([work, cut], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([work], timeout=left_s)
         cut.cancel()
-        if ending.done():
-            ending.result()
-        else:
-            logger.warning("ending before all is settled elsewhere")
-            ending.cancel()
-            await asyncio.wait([ending])
+        if work.done():
+            work.result()
+            return True
+        logger.warning("the second signal ends what is not done: the journal has what others have not been told")
+        self.hurried = True
+        work.cancel()
+        await asyncio.wait([work])
+        return False
 
     def _quiet(self) -> bool:
         state = self.server_state
