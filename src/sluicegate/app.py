@@ -9,10 +9,12 @@ import contextlib
 import gc
 import hmac
 import itertools
+import os
 import random
 import secrets
 import signal
 import socket
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -243,7 +245,7 @@ class Worker:
     async def apply(self, loaded: Loaded) -> None:
         """Serves what comes from now on as this says; requests under way keep what they came under.
 
-        Raises OSError or ValueError, and has changed nothing, where it cannot be used: an authority's file that is not there, say.
+        Raises ValueError, and has changed nothing, where it cannot be used: an authority's file that is not there, say.
         """
         before, policy, config = self._loaded, loaded.policy, loaded.config
         for tokenizer in _tokenizers(policy):
@@ -257,27 +259,28 @@ class Worker:
         self.gateway.apply(policy, self._observers(loaded), config.server.max_body)
         self._upkeep.hold_for(policy.budget.hold_ttl_ms)
         if self.server is not None:
-            self.server.drain_s = config.server.drain_ms / 1000
-            self.server.drain_delay_s = config.server.drain_delay_ms / 1000
+            _let_go(self.server, loaded)
         if _log_form(loaded) != _log_form(before):
             configure(_log_form(loaded))
 
     async def stop(self) -> None:
-        """After the last request: what is owed to ledger and records is sent, for a few seconds; the rest stays in the journal."""
-        if self._operators is not None:
-            await self._operators.stop()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._outbox.finish(SETTLE_AT_STOP_S)
-        with contextlib.suppress(RecordsUnavailable):
-            await self.recovery.leave()
-        await self._siblings.stop()
-        await self._pools.close()
-        await self.ledger.close()
-        await self._idempotency.close()
-        await self.records.close()
-        self._journal.close()
+        """After the last request: what is owed to ledger and records is sent, for a few seconds; the rest stays in the journal, also if cancelled."""
+        try:
+            if self._operators is not None:
+                await self._operators.stop()
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await self._outbox.finish(SETTLE_AT_STOP_S)
+            with contextlib.suppress(RecordsUnavailable):
+                await self.recovery.leave()
+            await self._siblings.stop()
+            await self._pools.close()
+            await self.ledger.close()
+            await self._idempotency.close()
+            await self.records.close()
+        finally:
+            self._journal.close()
 
     def readiness(self) -> tuple[str, int]:
         """Why this worker should get no new requests, "" if it should; and how many trees are not open.
@@ -352,14 +355,20 @@ def _journal_log() -> Callable[[JournalState], None]:
     return lambda state: say(state.status, reason=state.reason, waiting=state.waiting, dropped=state.dropped)
 
 
+def _let_go(server: Server, loaded: Loaded) -> None:
+    """How long a server that stops lets its clients go on."""
+    config = loaded.config.server
+    server.drain_s, server.drain_delay_s = config.drain_ms / 1000, config.drain_delay_ms / 1000
+
+
 @contextlib.asynccontextmanager
 async def serving(loaded: Loaded, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[tuple[Worker, Server]]:
     """A whole gateway inside the running loop, without signals."""
     worker = Worker(loaded)
-    drain_s, delay_s = loaded.config.server.drain_ms / 1000, loaded.config.server.drain_delay_ms / 1000
     admin = worker.admin if loaded.config.admin.listen is None else None
     below = Surface.ADMIN if admin is not None else ""
-    server = Server(worker.surface.handle, host=host, port=port, drain_s=drain_s, drain_delay_s=delay_s, sockets_below=below, sockets_app=admin)
+    server = Server(worker.surface.handle, host=host, port=port, sockets_below=below, sockets_app=admin)
+    _let_go(server, loaded)
     worker.server = server
     await worker.start()
     await server.start()
@@ -394,15 +403,19 @@ def serve_worker(loaded: Loaded, sockets: Sequence[socket.socket], operators: Se
         return made[0].surface.handle(exchange)
 
     async def stop() -> None:
-        await made[0].stop()
+        if made:
+            await made[0].stop()
 
     # What exists by now lives as long as the process: nothing of it is looked at again for garbage, and little garbage is made.
     gc.collect()
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD, 20, 20)
-    drain_s, delay_s = loaded.config.server.drain_ms / 1000, loaded.config.server.drain_delay_ms / 1000
     here = loaded.config.admin.secret is not None and loaded.config.admin.listen is None
     below, app = (Surface.ADMIN, admin) if here else ("", None)
-    letting_go = {"drain_s": drain_s, "drain_delay_s": delay_s}
-    server = Server(handle, sockets=sockets, on_start=start, on_stop=stop, sockets_below=below, sockets_app=app, **letting_go)
+    server = Server(handle, sockets=sockets, on_start=start, on_stop=stop, sockets_below=below, sockets_app=app)
+    _let_go(server, loaded)
     server.run()
+    if server.hurried:  # a thread may be waiting for a database that does not answer
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
