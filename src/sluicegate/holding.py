@@ -15,11 +15,12 @@ from sluicegate.core import refusals
 from sluicegate.core.claims import Admission, Reply, Settlement, Swept
 from sluicegate.core.estimate import Figures, Learned
 from sluicegate.core.limits import Unit
-from sluicegate.core.meter import offers_tools
-from sluicegate.core.plan import Plan, Plans, fit
+from sluicegate.core.meter import may_have_audio, offers_tools
+from sluicegate.core.plan import Plan, Plans, fit, held_price
+from sluicegate.core.prices import Price
 from sluicegate.core.record import Record, Spent
 from sluicegate.core.refusals import Refusal
-from sluicegate.core.tenants import Deployment, Key
+from sluicegate.core.tenants import Deployment, Key, Policy
 from sluicegate.core.usage import NOTHING, Charge
 from sluicegate.dialects.form import Request
 from sluicegate.http.exchange import ClientGone
@@ -96,10 +97,12 @@ class Holding:
     def _attempt(self, trip: Trip, number: int, deployment: Deployment, plan: Plan, request: Request) -> Attempt:
         """An attempt that holds nothing yet. Raises Reject where no ledger need be asked."""
         policy, template = trip.policy, plan.template
-        if template.needs_price and deployment.price is None and policy.unpriced == "refuse":
-            raise reject.price_unknown(plan.model.name)
-        figures = self._figures(trip, deployment, plan, request)
+        price = deployment.price
+        if price is None or request.tariff or not price.plain:
+            price = _price(policy, deployment, plan, request)
+        figures = self._figures(trip, deployment, price, plan, request)
         attempt = Attempt(f"{trip.request_id}.{number}", plan.model.name, deployment, figures, template)
+        attempt.price = price
         attempt.visible = deployment.visible and request.shown and not self._learned.exceeded(deployment)
         if attempt.visible and not deployment.provider.streams_calls and offers_tools(request):
             attempt.visible = False
@@ -108,11 +111,11 @@ class Holding:
             _ask_all(attempt)
         return attempt
 
-    def _figures(self, trip: Trip, deployment: Deployment, plan: Plan, request: Request) -> Figures:
+    def _figures(self, trip: Trip, deployment: Deployment, price: Price | None, plan: Plan, request: Request) -> Figures:
         """A request's figures by what is known now. Raises Reject where it can never fit."""
         budget = trip.policy.budget
         figures = self._learned.figures(request, plan.model, deployment, plan.key, budget)
-        misfit = fit(plan.template, figures, deployment.price, request.cap is not None)
+        misfit = fit(plan.template, figures, held_price(price, figures), request.cap is not None)
         if misfit is not None:
             shown = budget.show_figures
             refusal = refusals.too_large(misfit.counter, misfit.requested, misfit.fits_output_tokens, misfit.reserved, shown)
@@ -121,7 +124,7 @@ class Holding:
 
     def _measure(self, trip: Trip, attempt: Attempt, plan: Plan, request: Request) -> None:
         """Takes the figures anew of a request that has waited and holds nothing: more may be known by now."""
-        attempt.figures = self._figures(trip, attempt.deployment, plan, request)
+        attempt.figures = self._figures(trip, attempt.deployment, attempt.price, plan, request)
         attempt.granted = attempt.figures.want
         _ask_all(attempt)
 
@@ -132,7 +135,7 @@ class Holding:
         return Admission(
             held.hold_id,
             template.refset(self._ledger.now_ms()),
-            template.amounts(figures, attempt.deployment.price, 0 if trip.counted else 1),
+            template.amounts(figures, attempt.held_price, 0 if trip.counted else 1),
             attempt.need,
             figures.aim if attempt.extends else figures.want,
             figures.want,
@@ -162,11 +165,11 @@ class Holding:
 
     def _amounts(self, trip: Trip, attempt: Attempt) -> tuple[int, ...]:
         """What an attempt claims of the key's limits."""
-        return attempt.held.template.amounts(attempt.figures, attempt.deployment.price, 0 if trip.counted else 1)
+        return attempt.held.template.amounts(attempt.figures, attempt.held_price, 0 if trip.counted else 1)
 
     def _told(self, trip: Trip, attempt: Attempt) -> Any:
         """What a refusal is explained with, beside the claims."""
-        usd_rate = attempt.held.template.usd_rate(attempt.deployment.price)
+        usd_rate = attempt.held.template.usd_rate(attempt.held_price)
         return {"aim": attempt.figures.aim, "usd_rate": usd_rate, "show_figures": trip.policy.budget.show_figures}
 
     def _look_at_shadows(self, trip: Trip, held: Held, admission: Admission, need: int, reply: Reply) -> None:
@@ -198,7 +201,7 @@ class Holding:
             assert reply is not None
             behind = counters.index(refusal.counter)
             standing = reply.states[behind], reply.now_ms
-            elsewhere = _here_only(refusal) and attempt.deployment is not (trip.last or plan.model.deployments[-1])
+            elsewhere = _here_only(refusal) and attempt.deployment is not (trip.order or plan.model.deployments)[-1]
             room_in_s = inf if elsewhere else _room_in_s(refusal, reply.now_ms)
         if left_s <= 0 or room_in_s > left_s:
             raise self._rejected(trip, refusal or self._still_waiting(trip, attempt, behind))
@@ -260,7 +263,7 @@ class Holding:
         attempt.asked += 1  # an id that was given back is not asked for again
         held = attempt.at_deployment = Held(f"{attempt.held.hold_id}.d{attempt.asked}", template)
         figures, want = attempt.figures, attempt.figures.want
-        amounts = template.amounts(figures, attempt.deployment.price, 1)
+        amounts = template.amounts(figures, attempt.held_price, 1)
         refset, ttl_ms = template.refset(self._ledger.now_ms()), trip.policy.budget.hold_ttl_ms
         admission = Admission(held.hold_id, refset, amounts, want, want, want, ttl_ms, trip.tag(attempt, True))
         reply = await self._admit(trip, held, admission)
@@ -360,6 +363,20 @@ class Holding:
     def _epoch(self, tree: str) -> str:
         state = self._ledger.trees.get(tree)
         return state.epoch if state is not None else ""
+
+
+def _price(policy: Policy, deployment: Deployment, plan: Plan, request: Request) -> Price | None:
+    """What a request costs at a deployment whose price is not the same for all. Raises Reject where nobody knows, and somebody counts."""
+    if deployment.price is None:
+        if plan.template.needs_price and policy.unpriced == "refuse":
+            raise reject.price_unknown(plan.model.name)
+        if request.tariff and plan.template.has_usd:
+            raise reject.tariff_unknown(request.tariff)
+        return None
+    price = deployment.price.for_request(request.tariff, may_have_audio(request))
+    if price is None:
+        raise reject.tariff_unknown(request.tariff)
+    return price
 
 
 def _ask_all(attempt: Attempt) -> None:

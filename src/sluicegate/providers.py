@@ -47,6 +47,7 @@ class Row(msgspec.Struct, frozen=True):
     cap_overrun: int = 0  # tokens per choice that may come beyond the cap that was sent
     own_prompt: int = 0  # tokens, at most, of a text of its own on the use of tools or the shape of the answer
     image_tokens: ByModel[int] = ()  # the most that one image counts; of others core/estimate.py assumes 4,096
+    catalogue: str = ""  # whose prices there a call costs at most, at the row's own address; "": the name of a model does not say what it costs
     tokenizers: ByModel[str] = ()
 
 
@@ -138,6 +139,7 @@ ROWS = {
         rejects=_THOUGHTS,
         image_tokens=_OPENAI_IMAGES,
         tokenizers=_OPENAI_TOKENIZERS,
+        catalogue="openai",
     ),
     # The newer API of Azure, which is OpenAI's with another header: https://learn.microsoft.com/azure/ai-foundry/openai/api-version-lifecycle.
     # Models are named by the operator's deployments; whatever its name, one may be a gpt-4o-mini.
@@ -174,6 +176,7 @@ ROWS = {
         forwards=("anthropic-beta",),
         own_prompt=_CLAUDE_OWN_PROMPT,
         image_tokens=_CLAUDE_IMAGES,
+        catalogue="anthropic",
     ),
     # https://github.com/ollama/ollama/blob/main/docs/api.md. Its own chat API is used, not OpenAI's (openai.md there): where a model thinks and the
     # answer is to have a shape it generates twice, which only the former can prevent (dialects/ollama_content.py). It stops with the request.
@@ -196,6 +199,7 @@ ROWS = {
         cap_field="max_completion_tokens",
         rejects=("logit_bias", "metadata", "store", "messages[].name", *_THOUGHTS),
         tokenizers=_GPT_OSS_TOKENIZERS,
+        catalogue="groq",
     ),
     # https://docs.mistral.ai/api/: `random_seed`, `output_dimension`, no `stream_options` (a stream's last chunk has the usage anyway); a field that
     # it does not have is a 422. An image is scaled to 1,024 pixels at most: 64 rows of 64 patches and the end of the row.
@@ -207,6 +211,7 @@ ROWS = {
         rejects=("stream_options", "logit_bias", "user", "store", "service_tier", "safety_identifier", "verbosity", *_THOUGHTS),
         renames=(("seed", "random_seed"), ("dimensions", "output_dimension")),
         image_tokens=(("", 64 * 65),),
+        catalogue="mistral",
     ),
     # https://docs.together.ai/docs/inference/openai-compatibility; images: https://docs.together.ai/docs/vision-overview#pricing
     "together": Row(
@@ -215,8 +220,10 @@ ROWS = {
         base_url="https://api.together.ai/v1",
         image_tokens=(("", 4 * 1601),),
         tokenizers=_GPT_OSS_TOKENIZERS,
+        catalogue="together",
     ),
     # https://openrouter.ai/docs/api/reference/overview: parameters that a model does not know are left out there; usage comes unasked, with the cost.
+    # No catalogue: it goes to another host of a model, at another price, when one is down.
     "openrouter": Row(
         _CHAT,
         also=(_COMPLETIONS, _RESPONSES, _EMBEDDINGS, _MESSAGES),
@@ -233,6 +240,7 @@ ROWS = {
         also=(_COMPLETIONS, _MESSAGES),
         base_url="https://api.deepseek.com",
         paths=((_COMPLETIONS, "/beta{path}"), (_MESSAGES, "/anthropic{path}")),
+        catalogue="deepseek",
     ),
     # https://ai.google.dev/gemini-api/docs/openai: thinking is part of the total alone, and inside the cap; usage on each chunk. Fields that it does
     # not know are a 400: https://github.com/Vali-98/ChatterUI/issues/227, https://github.com/MinLL/SkyrimNet-GamePlugin/issues/77.
@@ -242,6 +250,7 @@ ROWS = {
         base_url="https://generativelanguage.googleapis.com/v1beta/openai",
         rejects=("frequency_penalty", "logit_bias", "seed", "store", *_THOUGHTS),
         image_tokens=(("", _GEMINI_IMAGE),),
+        catalogue="google",
     ),
     "openai_compatible": Row(_CHAT, also=(_COMPLETIONS, _EMBEDDINGS)),
     # llama-cpp-python looks at the cap only where no character has begun: of four tokens that make one, three may come after it. llama.cpp's own
@@ -277,7 +286,7 @@ ROWS = {
 }
 
 # What `dialect: openai` means at another address than OpenAI's own: a server that is compatible with it, and may be in front of OpenAI's models.
-OPENAI_ELSEWHERE = msgspec.structs.replace(ROWS["openai"], also=ROWS["openai_compatible"].also, forwards=(), rejects=())
+OPENAI_ELSEWHERE = msgspec.structs.replace(ROWS["openai"], also=ROWS["openai_compatible"].also, forwards=(), rejects=(), catalogue="")
 
 SPOKEN = tuple(DIALECTS)  # what an operator may say that a provider speaks
 TRANSLATED_TO = tuple(PROVIDERS)

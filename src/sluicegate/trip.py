@@ -16,11 +16,12 @@ from sluicegate.core.counters import name
 from sluicegate.core.estimate import Figures
 from sluicegate.core.meter import Meter
 from sluicegate.core.once import Kept
-from sluicegate.core.plan import Plan, Template
+from sluicegate.core.plan import Plan, Template, held_price
+from sluicegate.core.prices import Price
 from sluicegate.core.record import Attempt as AttemptRecord
 from sluicegate.core.record import Record
 from sluicegate.core.tenants import Counter, Deployment, Key, Policy, Timeouts
-from sluicegate.core.usage import NOTHING, Charge, Ended, Unknown, Usage, is_whole, reported, settle_figures
+from sluicegate.core.usage import NOTHING, Charge, Ended, Usage, is_whole, reported, settle_figures
 from sluicegate.dialects.form import Answer, Event, Request, Target
 from sluicegate.http.exchange import Exchange
 from sluicegate.http.upstream import Call
@@ -83,13 +84,14 @@ class Attempt:
 
     __slots__ = (
         *("answer", "asked", "at_deployment", "billed", "body", "call", "cap", "charge", "closed", "deployment", "duration_us", "error", "extends"),
-        *("figures", "granted", "held", "left_out", "meter", "model", "need", "outcome", "relay", "usage", "via", "visible", "wait_us"),
+        *("figures", "granted", "held", "left_out", "meter", "model", "need", "outcome", "price", "relay", "usage", "via", "visible", "wait_us"),
     )
 
     def __init__(self, hold_id: str, model: str, deployment: Deployment, figures: Figures, template: Template) -> None:
         self.model = model  # whose route it is on: that of the request, or the one that takes what is too long for it
         self.deployment = deployment
         self.figures = figures
+        self.price: Price | None = None  # what this request costs there
         self.held = Held(hold_id, template)
         self.via: Via  # from the call on
         self.left_out: list[str] = NONE  # fields of the request that this provider would refuse
@@ -159,13 +161,18 @@ class Attempt:
         of_charge = charge.cost_nano_usd, charge.input_tokens, charge.output_tokens
         return AttemptRecord(self.deployment.id, self.outcome, self.duration_us, self.billed, self.wait_us, error, *of_charge)
 
-    def settled_at(self, unknown_outcome: Unknown) -> Charge:
+    @property
+    def held_price(self) -> Price | None:
+        """The price whose dearest rates are held."""
+        return held_price(self.price, self.figures)
+
+    def settled_at(self, policy: Policy) -> Charge:
         """What this attempt is charged."""
         if self.billed == "no" or not self.written:
             return NOTHING
         deployment, meter, usage = self.deployment, self.meter, self.usage
-        if usage is not None and is_whole(usage) and self.ended == "complete":
-            return reported(usage, deployment.price)
+        if usage is not None and is_whole(usage) and self.ended == "complete" and policy.cost_source != "provider_only":
+            return reported(usage, self.price)
         return settle_figures(
             usage,
             ended=self.ended,
@@ -176,8 +183,9 @@ class Attempt:
             input_bound=self.figures.input_bound,
             visible=self.visible and self.relay is not None,
             stops_on_close=deployment.provider.stops_on_close,
-            price=deployment.price,
-            unknown_outcome=unknown_outcome,
+            price=self.price,
+            unknown_outcome=policy.budget.unknown_outcome,
+            cost_source=policy.cost_source,
         )
 
     def client_left(self) -> None:
@@ -201,7 +209,7 @@ class Trip:
 
     __slots__ = (
         *("answered", "attempts", "client_gone", "cost_nano_usd", "counted", "dialect", "exchange", "first_byte_s", "idle_s", "input_tokens", "key"),
-        *("output_tokens", "last", "plan", "policy", "rejected", "refset", "reply", "request", "request_id", "shadowed", "source"),
+        *("output_tokens", "order", "plan", "policy", "rejected", "refset", "reply", "request", "request_id", "shadowed", "source"),
         *("include", "replay", "standing", "status", "taken"),
         *("ends_at", "hurried", "time_ms", "timeouts", "tries", "upstream_s", "waited_s", "written"),
     )
@@ -222,7 +230,7 @@ class Trip:
         self.reply: Reply | None = None  # the last that a ledger gave for the key's limits
         self.attempts: list[Attempt] = []  # that were made, in their order
         self.tries = 0  # attempts that were begun
-        self.last: Deployment | None = None  # of the order in which they are made, where that is not the model's own
+        self.order: tuple[Deployment, ...] = ()  # in which they are made, where that is not the model's own
         self.standing: Attempt | None = None  # whose holds have not ended
         self.answered: Attempt | None = None  # that the client gets
         self.input_tokens = self.output_tokens = self.cost_nano_usd = 0  # charged so far, over all attempts
@@ -262,7 +270,7 @@ class Trip:
             if attempt is None or refset.tree != tree or held.epoch == epoch:
                 continue
             own = held is attempt.at_deployment  # the deployment's own limits
-            amounts = held.template.amounts(attempt.figures, attempt.deployment.price, 1 if own or not self.counted else 0)
+            amounts = held.template.amounts(attempt.figures, attempt.held_price, 1 if own or not self.counted else 0)
             g = attempt.figures.want if own else attempt.granted if attempt.relay is None else attempt.relay.granted(attempt.granted)
             seen = attempt.meter.seen if attempt.meter is not None and not own else 0
             yield held, Announcement(held.hold_id, refset, amounts, g, seen, self.policy.budget.hold_ttl_ms, self.tag(attempt, own))
@@ -300,8 +308,10 @@ class Trip:
     @property
     def fallback_used(self) -> bool:
         """The answer is not from where the route would have gone first."""
-        answered, plan = self.answered, self.plan
-        return answered is not None and plan is not None and answered.deployment is not plan.model.deployments[0]
+        answered, plan, request = self.answered, self.plan, self.request
+        if answered is None or plan is None or request is None:
+            return False
+        return answered.deployment is not (self.order or plan.model.deployments)[0] or answered.model != request.model
 
     def overhead_ms(self, now: float) -> float:
         """Time of ours between the request and `now`, the beginning of its answer."""

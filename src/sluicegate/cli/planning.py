@@ -16,6 +16,7 @@ from rich.text import Text
 
 from sluicegate import app
 from sluicegate.cli.console import DEFAULT_CONFIG, ConfigFile, EnvFile, InputError, console, loaded
+from sluicegate.config.check import show_origin
 from sluicegate.config.load import Loaded
 from sluicegate.core import refusals, rules
 from sluicegate.core.book import SLICES, Counter, amount
@@ -23,8 +24,9 @@ from sluicegate.core.claims import Admission, Ref, RefSet, Reply
 from sluicegate.core.counters import name
 from sluicegate.core.estimate import Figures, Learned
 from sluicegate.core.limits import Unit, show_amount
-from sluicegate.core.plan import Template, fit
-from sluicegate.core.prices import input_cost_nano_usd
+from sluicegate.core.meter import may_have_audio
+from sluicegate.core.plan import Template, fit, held_price
+from sluicegate.core.prices import Price, input_cost_nano_usd
 from sluicegate.core.refusals import Refusal
 from sluicegate.core.tenants import Deployment, Key, Model, Policy
 from sluicegate.dialects import openai_chat
@@ -62,6 +64,7 @@ class Report(msgspec.Struct):
     claims: list[Claim] = []
     grant: int = 0
     cost_at_most_nano_usd: int | None = None  # None: no price, or refused
+    price: str = ""  # where the price is from, and of when
     affordable_output_tokens: int = 0
 
 
@@ -132,9 +135,13 @@ async def _route(report: Report, policy: Policy, ledger: Ledger, key: Key, model
 async def _attempt(
     report: Report, policy: Policy, ledger: Ledger, template: Template, deployment: Deployment, figures: Figures, request: Request
 ) -> Refusal | None:
-    price, show = deployment.price, policy.budget.show_figures
+    price, show = held_price(_price(deployment, request), figures), policy.budget.show_figures
     report.deployment = deployment.id
+    report.price = show_origin(deployment.price_origin)
     report.input_tokens, report.output_tokens = figures.input_estimate, figures.aim
+    if price is None and deployment.price is not None:
+        report.status, report.code, report.message = 400, "invalid_request", f"{deployment.id} has no price for {request.tariff}."
+        return None
     if template.needs_price and price is None and policy.unpriced == "refuse":
         report.status, report.code, report.message = 402, "price_unknown", f"A dollar limit applies and {deployment.id} has no price."
         return None
@@ -163,6 +170,10 @@ async def _attempt(
     if price is not None:
         report.cost_at_most_nano_usd = input_cost_nano_usd(price, figures.input_bound) + amount(0, rate, reply.g)
     return None
+
+
+def _price(deployment: Deployment, request: Request) -> Price | None:
+    return None if deployment.price is None else deployment.price.for_request(request.tariff, may_have_audio(request))
 
 
 def _refused(report: Report, refusal: Refusal) -> Refusal:
@@ -228,7 +239,7 @@ def _tell(report: Report) -> None:
         line("claim", f"{show_amount(claim.unit, claim.takes)} of {claim.limit}  (used {used}, held {held}, of {of})")
     line("grant", f"{report.grant} output tokens")
     if report.cost_at_most_nano_usd is not None:
-        line("cost", f"at most {show_amount(Unit.USD, report.cost_at_most_nano_usd)}")
+        line("cost", f"at most {show_amount(Unit.USD, report.cost_at_most_nano_usd)}" + (f"  ({report.price})" if report.price else ""))
     else:
         line("cost", "not known: no price" if report.allowed else "none")
     line("affordable", f"{report.affordable_output_tokens} output tokens")

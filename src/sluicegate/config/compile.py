@@ -46,7 +46,8 @@ class _Compiler(Compiling):
             keys=keys,
             models=models,
             budget=_budget(config.budget),
-            unpriced=config.prices.unpriced,
+            unpriced="free" if config.prices.unpriced == "free" else "refuse",
+            cost_source=config.prices.cost_source,
             on_ledger_failure=config.on_ledger_failure,
             resilience=_resilience(config.resilience),
         )

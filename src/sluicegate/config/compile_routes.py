@@ -5,15 +5,16 @@ from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 from sluicegate.config import schema
+from sluicegate.config.compile_health import probe
 from sluicegate.config.compile_order import Order, Written
+from sluicegate.config.compile_prices import Pricing
 from sluicegate.config.compiling import MODEL, NAME, Compiling, did_you_mean
 from sluicegate.config.fields import Path, Problem
 from sluicegate.config.proxies import ProxyError, proxy_from
 from sluicegate.config.schema import Config
 from sluicegate.core.counters import deployment_tree, group
 from sluicegate.core.limits import Limit
-from sluicegate.core.prices import Price
-from sluicegate.core.tenants import Counter, Deployment, Model, Provider, Proxy, Scope, Timeouts
+from sluicegate.core.tenants import Counter, Deployment, Model, Probe, Provider, Proxy, Scope, Timeouts
 from sluicegate.providers import FORWARDED, OPENAI_ELSEWHERE, ROWS, SPOKEN, Row, cap_field, image_tokens, paths, spoken, tokenizer
 
 _DEPLOYED_MODEL = re.compile(r"[A-Za-z0-9._:/@+=~-]{1,200}")
@@ -30,6 +31,7 @@ class Routes(Compiling):
     def __init__(self, config: Config, environ: Mapping[str, str], problems: list[Problem]) -> None:
         super().__init__(config, environ, problems)
         self.rows: dict[str, Row] = {}  # by the provider's name
+        self.pricing = Pricing(config, environ, problems)
 
     def routes(self) -> dict[str, Model]:
         """All models, as far as what is written of them can be used."""
@@ -210,24 +212,30 @@ class Routes(Compiling):
             )
         settings = self.config.providers[provider.name]
         row = self.rows[provider.name]
+        price, origin = self.pricing.price(written, settings, row, provider.base_url, path)
+        found = paths(row, written.model, provider.base_url, settings.api_version)
         return Deployment(
             id=f"{provider.name}/{written.model}",
             provider=provider,
             model=written.model,
-            price=_price(written.price),
+            price=price,
+            price_origin=origin,
             extend=extend,
-            paths=paths(row, written.model, provider.base_url, settings.api_version),
+            paths=found,
             cap_field=settings.cap_field or cap_field(row, written.model),
             tokenizer=written.tokenizer or settings.tokenizer or tokenizer(row, written.model),
             context=written.context,
             image_tokens=written.image_tokens or image_tokens(row, written.model),
             counters=counters[f"{written.provider}/{written.model}"],
+            probe=self.probe(written, settings, row, found, path),
         )
+
+    def probe(
+        self, written: schema.Deployment, settings: schema.Provider, row: Row, found: tuple[tuple[str, bytes], ...], path: Path
+    ) -> Probe | None:
+        health, at = (settings.health, ("providers", written.provider)) if written.health is None else (written.health, path)
+        return probe(health, row.dialect, dict(found).get(row.dialect), lambda field, wrong: self.problem((*at, "health", field), wrong))
 
 
 def _deployment_counters(deployment_id: str, limits: list[Limit]) -> tuple[Counter, ...]:
     return group(deployment_tree(deployment_id), Scope(deployment_id, "deployment", deployment_id), limits)
-
-
-def _price(written: schema.Price | None) -> Price | None:
-    return None if written is None else Price(**written.model_dump())

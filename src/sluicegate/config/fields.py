@@ -4,6 +4,8 @@ wrong with one (`Problem`). Secrets never appear in a repr or an error.
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
+from datetime import date
 from decimal import Decimal
 from typing import Annotated, Literal
 
@@ -80,16 +82,36 @@ def _on_off(value: object) -> object:
 
 def _pico_usd(value: object) -> int:
     """USD per 1M tokens, exactly, as pico-USD per token."""
+    return _usd(value, 1_000_000, "USD per 1M tokens", "six")
+
+
+def _nano_usd(value: object) -> int:
+    """USD, exactly, as nano-USD."""
+    return _usd(value, 1_000, "USD per call", "nine")
+
+
+_PLACES = {"six": 10**6, "nine": 10**9}
+
+
+def _usd(value: object, most: int, unit: str, places: str) -> int:
+    """From 0 to `most`, as a whole number of the smallest parts that have a place."""
     if isinstance(value, FromEnv) and re.fullmatch(r"[0-9.]+", value):
         value = Decimal(value) if value.count(".") < 2 and value != "." else value
     if isinstance(value, bool) or not isinstance(value, int | Decimal):
-        raise ValueError("must be a number: USD per 1M tokens")
-    exact = Decimal(value) * 1_000_000
-    if not exact.is_finite() or not 0 <= exact <= 10**12:
-        raise ValueError("must be from 0 to 1000000 USD per 1M tokens")
+        raise ValueError(f"must be a number: {unit}")
+    exact = Decimal(value) * _PLACES[places]
+    if not exact.is_finite() or not 0 <= Decimal(value) <= most:
+        raise ValueError(f"must be from 0 to {most} {unit}")
     if exact != int(exact):
-        raise ValueError("must have at most six decimal places (USD per 1M tokens)")
+        raise ValueError(f"must have at most {places} decimal places ({unit})")
     return int(exact)
+
+
+def _day(value: object) -> str:
+    if isinstance(value, str) and re.fullmatch(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", value):
+        with suppress(ValueError):
+            return date.fromisoformat(value).isoformat()
+    raise ValueError("must be a day such as 2026-11-01")
 
 
 def _above(value: object) -> int:
@@ -161,6 +183,8 @@ Sticky = Annotated[str, PlainValidator(_sticky)]
 Whole = Annotated[int, BeforeValidator(_whole)]
 OnOff = Annotated[bool, BeforeValidator(_on_off)]
 PicoUsd = Annotated[int, PlainValidator(_pico_usd)]
+NanoUsd = Annotated[int, PlainValidator(_nano_usd)]
+Day = Annotated[str, PlainValidator(_day)]
 Limits = Annotated[list[Annotated[Limit | None, PlainValidator(_limit)]], BeforeValidator(lambda value: [] if value is None else value)]
 LedgerUrl = Annotated[str, Field(pattern=r"^(memory://|sqlite:///.+|(rediss?(\+cluster|\+sentinel)?|unix)://.+)$"), AfterValidator(_enterable)]
 RecordsUrl = Annotated[str, Field(pattern=r"^(sqlite:///.+|postgres(ql)?://.+)$"), AfterValidator(_readable)]

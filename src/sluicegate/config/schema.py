@@ -11,12 +11,14 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, 
 
 from sluicegate.config.fields import (
     Above,
+    Day,
     Duration,
     EnvSecret,
     LedgerUrl,
     Limits,
     Listen,
     Marks,
+    NanoUsd,
     OnOff,
     PicoUsd,
     ProxySetting,
@@ -68,6 +70,13 @@ class Server(Section):
     @property
     def address(self) -> Address:
         return Address.read(self.listen)
+
+
+class Retention(Section):
+    """`retention:`, of what is in the records."""
+
+    requests_ms: Duration = Field(default=30 * 86_400_000, alias="requests")
+    quarters_ms: Duration = Field(default=93 * 86_400_000, alias="quarters", ge=32 * 86_400_000)  # a month's window may begin with any of them
 
 
 class Admin(Section):
@@ -144,12 +153,6 @@ class Budget(Section):
     queue: Queue = Queue()
 
 
-class Prices(Section):
-    """`prices:`"""
-
-    unpriced: Literal["refuse", "free"] = "refuse"
-
-
 class Log(Section):
     """`log:`"""
 
@@ -157,6 +160,17 @@ class Log(Section):
 
 
 # -- providers and models -----------------------------------------------------------------------------------------------------------------
+
+
+class Health(Section):
+    """`health:` of a provider or a deployment."""
+
+    interval_ms: Duration = Field(default=30_000, alias="interval")
+    timeout_ms: Duration = Field(default=5_000, alias="timeout")
+    request: Literal["get", "completion"] = "get"
+    path: str | None = Field(default=None, pattern=r"^/[!\"$-~]{0,500}$")
+    slow_ms: Duration = Field(default=2_000, alias="slow")
+    failures: Whole = Field(default=3, ge=1, le=100)
 
 
 class Provider(Section):
@@ -178,9 +192,11 @@ class Provider(Section):
     ca_file: str = ""
     proxy: ProxySetting = None
     tokenizer: Tokenizer | None = None
+    catalogue: str | None = None
+    health: Health | None = None
 
 
-class Price(Section):
+class Rates(Section):
     """USD per 1M tokens in the file, pico-USD per token here."""
 
     input: PicoUsd
@@ -189,6 +205,49 @@ class Price(Section):
     cache_write: PicoUsd | None = None
     cache_write_1h: PicoUsd | None = None
     reasoning: PicoUsd | None = None
+    audio_input: PicoUsd | None = None
+    audio_output: PicoUsd | None = None
+
+
+class Tier(Rates):
+    """One of a price's `tiers:`: what all tokens of a call cost whose input is above a number of tokens."""
+
+    above: Whole = Field(ge=1, le=10**9)
+
+
+class Variant(Rates):
+    """One of a price's `variants:`: what a call costs with which a client asks for something dearer."""
+
+    when: dict[str, str] = Field(min_length=1)
+    request_fee: NanoUsd = 0
+    tiers: list[Tier] = []
+
+
+class Price(Rates):
+    """A price, and where it is from."""
+
+    request_fee: NanoUsd = 0
+    tiers: list[Tier] = []
+    variants: list[Variant] = []
+    date: Day = ""
+    source: str = ""
+
+
+class Override(Price):
+    """One of `prices.overrides:`."""
+
+    date: Day
+    source: str = Field(min_length=1)
+
+
+class Prices(Section):
+    """`prices:`"""
+
+    overrides: dict[str, Override] = {}
+    catalogue: OnOff = True
+    catalogue_file: str = Field(default="data/prices.json", min_length=1)
+    unpriced: Literal["refuse", "free"] | Price = "refuse"
+    cost_source: Literal["prefer_provider", "calculated_only", "provider_only"] = "prefer_provider"
 
 
 class When(Section):
@@ -208,6 +267,7 @@ class Deployment(Section):
     extend: OnOff | None = None
     context: Whole = Field(default=0, ge=0, le=10**9)
     image_tokens: Whole = Field(default=0, ge=0, le=10**7)
+    health: Health | None = None
     tier: str | None = None
     weight: Whole = Field(default=1, ge=0, le=1_000_000)
     when: When | None = None
@@ -291,6 +351,7 @@ class Config(Section):
     ledger_durability: Literal["normal", "full"] = "normal"
     on_ledger_failure: Literal["refuse", "allow"] = "refuse"
     records: RecordsUrl = Field(default="sqlite:///data/records.db", repr=False, exclude=True)
+    retention: Retention = Retention()
     journal: str = Field(default="data/journal/", min_length=1)
     admin: Admin = Admin()
     providers: dict[str, Provider]

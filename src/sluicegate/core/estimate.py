@@ -134,7 +134,7 @@ class Learned:
             beyond_cap += count(request.prediction, deployment.tokenizer)
         figures.beyond_cap = beyond_cap
         want = choices * (model.max_output if request.cap is None else request.cap) + beyond_cap
-        rate = deployment.price.dearest_output if deployment.price is not None else 0
+        rate = deployment.price.utmost_output if deployment.price is not None else 0
         if want >= PLAIN_MAX and max(rate, 1000) * want >= EXACT_MAX:
             raise BadRequest(f"{want} output tokens are more than can be counted.", request.cap_by)
         figures.want = want

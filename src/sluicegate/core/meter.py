@@ -229,3 +229,8 @@ def offers_tools(request: Request) -> bool:
     """Whether the model may call a tool."""
     fields = request.fields
     return fields.get("tools", _NULL) != _NULL or fields.get("functions", _NULL) != _NULL
+
+
+def may_have_audio(request: Request) -> bool:
+    """Whether audio may be in a request or asked for: content that is no text and no image is among that which is not bounded."""
+    return bool(request.unbounded) or "audio" in request.fields or "modalities" in request.fields

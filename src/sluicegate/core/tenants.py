@@ -8,7 +8,8 @@ from typing import Literal
 import msgspec
 
 from sluicegate.core.limits import Limit, Priority, Unit
-from sluicegate.core.prices import Price
+from sluicegate.core.prices import Origin, Price
+from sluicegate.core.usage import CostSource
 from sluicegate.core.windows import Window
 
 ScopeKind = Literal["global", "organization", "team", "project", "user", "key", "deployment"]
@@ -93,6 +94,16 @@ class Timeouts(msgspec.Struct, frozen=True):
     total_ms: int = 600_000
 
 
+class Probe(msgspec.Struct, frozen=True):
+    """How a deployment is asked how it is. path: what to get, below the base URL; empty: a chat of one output token."""
+
+    path: bytes
+    interval_ms: int
+    timeout_ms: int
+    slow_ms: int  # on the average: then it is degraded
+    failures: int  # in a row: then it is down
+
+
 class Deployment(msgspec.Struct, frozen=True):
     """A provider and the model name that it knows. id: `<provider>/<model>`."""
 
@@ -107,6 +118,8 @@ class Deployment(msgspec.Struct, frozen=True):
     image_tokens: int = 0  # flat maximum per image, 0 = unknown (then a default applies)
     counters: tuple[Counter, ...] = ()  # its own limits: a hold of their own
     paths: tuple[tuple[str, bytes], ...] = ()  # where it is called, below the base URL, by the dialects that it speaks
+    price_origin: Origin | None = None  # where `price` is from
+    probe: Probe | None = None  # None: it is not asked how it is
 
     @property
     def visible(self) -> bool:
@@ -191,5 +204,6 @@ class Policy(msgspec.Struct, frozen=True):
     models: dict[str, Model]
     budget: Budget
     unpriced: Literal["refuse", "free"] = "refuse"
+    cost_source: CostSource = "prefer_provider"
     on_ledger_failure: Literal["refuse", "allow"] = "refuse"
     resilience: Resilience = Resilience()

@@ -15,6 +15,8 @@ from sluicegate.core.prices import Price, cost_nano_usd
 Ended = Literal["complete", "closed", "broken"]
 Unknown = Literal["charge", "input_only", "free"]
 Source = Literal["reported", "counted", "partly", "held"]
+# Whose figure of a cost is charged, where both are known (`prices.cost_source`).
+CostSource = Literal["prefer_provider", "calculated_only", "provider_only"]
 
 
 class Usage(msgspec.Struct, gc=False):
@@ -31,15 +33,22 @@ class Usage(msgspec.Struct, gc=False):
     cost_nano_usd: int | None = None  # as reported by a provider that says so
     cache_write_1h_tokens: int = 0  # part of cache_write_tokens: to stay for an hour
     no_reasoning: bool = False  # it was said that none of the output is reasoning; else reasoning_tokens 0 says nothing
+    audio_input_tokens: int = 0  # part of input_tokens
+    audio_output_tokens: int = 0  # part of output_tokens
+    audio_told: bool = False  # it was said how much is audio, be it none
 
 
 class Charge(msgspec.Struct, frozen=True, gc=False):
-    """What a call is settled at. source: reported (complete usage), counted (our meter or estimate), held (everything that was held), partly."""
+    """What a call is settled at. source: reported (complete usage), counted (our meter or estimate), held (everything that was held), partly.
+
+    cost_source: whose figure the cost is. none: nobody's, it has no price.
+    """
 
     input_tokens: int
     output_tokens: int
     cost_nano_usd: int
     source: Source
+    cost_source: Literal["calculated", "provider", "none"] = "calculated"
 
 
 NOTHING = Charge(0, 0, 0, "counted")  # of an attempt that was not billed
@@ -58,6 +67,9 @@ def merge(earlier: Usage | None, later: Usage) -> Usage:
         _latest(earlier.cost_nano_usd, later.cost_nano_usd),
         later.cache_write_1h_tokens or earlier.cache_write_1h_tokens,
         later.no_reasoning or (earlier.no_reasoning and later.output_tokens is None),
+        later.audio_input_tokens or earlier.audio_input_tokens,
+        later.audio_output_tokens or earlier.audio_output_tokens,
+        later.audio_told or earlier.audio_told,
     )
 
 
@@ -72,7 +84,9 @@ def is_whole(usage: Usage) -> bool:
 
 def reported(usage: Usage, price: Price | None) -> Charge:
     """The charge of a complete answer with a whole report."""
-    return Charge(usage.input_tokens or 0, usage.output_tokens or 0, cost_nano_usd(price, usage) if price is not None else 0, "reported")
+    if price is None:
+        return Charge(usage.input_tokens or 0, usage.output_tokens or 0, 0, "reported", "none")
+    return Charge(usage.input_tokens or 0, usage.output_tokens or 0, cost_nano_usd(price, usage), "reported")
 
 
 def settle_figures(
@@ -88,6 +102,7 @@ def settle_figures(
     stops_on_close: bool,
     price: Price | None,
     unknown_outcome: Unknown = "charge",
+    cost_source: CostSource = "prefer_provider",
 ) -> Charge:
     """What an attempt is charged that was, or may have been, billed.
 
@@ -95,7 +110,7 @@ def settle_figures(
     have been produced beyond it. cap: output tokens over all choices that the upstream was told it may produce.
     visible: every billed token is in the stream. stops_on_close: closing the connection ends the generation.
     """
-    if usage is not None and ended == "complete" and is_whole(usage):
+    if usage is not None and ended == "complete" and cost_source != "provider_only" and is_whole(usage):
         return reported(usage, price)
     usage = usage or Usage()
     known = visible and (ended == "complete" or stops_on_close)
@@ -110,8 +125,11 @@ def settle_figures(
     source: Source = "held" if output > produced and not known else "counted"
     if input_known or output_known:
         source = "reported" if input_known and output_known else "partly"
+    told = _told(usage, cost_source, ended, input_known and output_known)
+    if told is not None:
+        return Charge(input_tokens, output, told, source, "provider")
     counts = Usage(input_tokens if input_known else 0, output if output_known else 0)
-    return Charge(input_tokens, output, _cost(usage, price, counts, input_tokens, output), source)
+    return Charge(input_tokens, output, _cost(usage, price, counts, input_tokens, output), source, "calculated" if price is not None else "none")
 
 
 def _output(usage: Usage, ended: Ended, produced: int, unreported: int) -> tuple[int, bool]:
@@ -126,14 +144,21 @@ def _output(usage: Usage, ended: Ended, produced: int, unreported: int) -> tuple
     return reported, True
 
 
+def _told(usage: Usage, cost_source: CostSource, ended: Ended, known: bool) -> int | None:
+    """The provider's own figure of the cost, where that is what is charged. With `provider_only` a complete answer costs what it says, be it nothing;
+    of any other it has not had its say. Otherwise a figure wins beside a whole report, unless it is nothing."""
+    if cost_source == "provider_only":
+        return usage.cost_nano_usd or 0 if ended == "complete" else None
+    return usage.cost_nano_usd or None if known and cost_source == "prefer_provider" else None
+
+
 def _cost(usage: Usage, price: Price | None, counts: Usage, input_tokens: int, output: int) -> int:
-    """At the classes that were reported, the dearest for what was not. A cost that the provider itself reports wins, unless it is nothing."""
+    """At the classes that were reported, the dearest for what was not."""
     unknown_input, unknown_output = input_tokens - (counts.input_tokens or 0), output - (counts.output_tokens or 0)
-    if usage.cost_nano_usd and not unknown_input and not unknown_output:
-        return usage.cost_nano_usd
     if price is None:
         return 0
     counts.cached_tokens, counts.cache_write_tokens = usage.cached_tokens, usage.cache_write_tokens
     counts.cache_write_1h_tokens, counts.reasoning_tokens = usage.cache_write_1h_tokens, usage.reasoning_tokens
-    counts.no_reasoning = usage.no_reasoning
+    counts.no_reasoning, counts.audio_told = usage.no_reasoning, usage.audio_told
+    counts.audio_input_tokens, counts.audio_output_tokens = usage.audio_input_tokens, usage.audio_output_tokens
     return cost_nano_usd(price, counts, unknown_input, unknown_output)

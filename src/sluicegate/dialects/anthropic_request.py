@@ -40,7 +40,7 @@ from sluicegate.dialects.openai_messages import Content
 from sluicegate.dialects.openai_request import CAPS, Count, as_known, more_fields, named, strictly
 from sluicegate.dialects.repeats import refuse_repeats
 from sluicegate.dialects.showing import shows_all
-from sluicegate.dialects.tariffs import PRICED, refuse_dearer
+from sluicegate.dialects.tariffs import PRICED, tariff
 
 
 class _Thinking(Struct, gc=False):
@@ -147,6 +147,7 @@ def read_count(body: bytes) -> Request:
         unbounded=content.unbounded,
         fields=fields,
         unbounded_by=content.unbounded_by,
+        tariff=tariff(fields),
         own_prompts=blocks.own_prompts,
         shown=shows_all(fields),
     )
@@ -257,7 +258,6 @@ def _read(body: bytes) -> tuple[Body, dict[str, Raw], _Blocks]:
     fields = _decode_fields(body)
     typed = _decode(body)
     _refuse(typed, fields)
-    refuse_dearer(fields)
     refuse_repeats(fields)
     blocks = _Blocks()
     if typed.system is not None:

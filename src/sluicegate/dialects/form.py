@@ -60,6 +60,7 @@ class Request(msgspec.Struct, gc=False):
     echoed: Sequence[str] = ()  # per choice, the prompt with which its answer begins: no output
     more: bool = True  # some message may have more than a role, content and calls
     own_prompts: int = 0  # texts of its own that a provider may put before the model: on the use of tools, on the shape of the answer
+    tariff: str = ""  # what it asks for that may have a price of its own (tariffs.py); "": nothing
     shown: bool = True  # where a provider shows all output as it is made, it does so for this request, and shows nothing else
 
 

@@ -23,7 +23,7 @@ from sluicegate.dialects.openai_messages import Content
 from sluicegate.dialects.openai_request import CAPS, CHOICES_MAX, LARGE, Choices, Count, StreamOptions, more_fields, strictly
 from sluicegate.dialects.repeats import refuse_repeats
 from sluicegate.dialects.showing import shows_all
-from sluicegate.dialects.tariffs import refuse_dearer
+from sluicegate.dialects.tariffs import tariff
 
 
 class _StreamOptions(StreamOptions, gc=False):
@@ -93,6 +93,7 @@ def read_request(body: bytes) -> Request:
         fields=fields,
         cap_by="max_tokens" if cap is None or cap < LARGE else next(name for name in CAPS if getattr(typed, name) == cap),
         unbounded_by=content.unbounded_by,
+        tariff=tariff(fields),
         tokens=prompts.tokens,
         echoed=[text for text in prompts.texts for _ in range(each)] if typed.echo else (),
         shown=not typed.echo and shows_all(fields),
@@ -109,7 +110,6 @@ def write_request(request: Request, target: Target) -> bytes:
 def _read(body: bytes) -> tuple[Body, dict[str, Raw], Content]:
     fields: dict[str, Any] = _decode_fields(body)
     typed, content = _decode(body), Content()
-    refuse_dearer(fields)
     refuse_repeats(fields, _FLAT)
     if not fields.keys() <= _SILENT:
         more_fields(content, fields, _SILENT, _ACTED_ON)

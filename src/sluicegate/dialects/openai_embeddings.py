@@ -17,7 +17,7 @@ from sluicegate.dialects.openai_chat import StreamReader, streamed, write_error,
 from sluicegate.dialects.openai_inputs import Inputs, counted
 from sluicegate.dialects.openai_messages import Content
 from sluicegate.dialects.openai_request import Count, as_known, more_fields, strictly
-from sluicegate.dialects.tariffs import refuse_dearer
+from sluicegate.dialects.tariffs import tariff
 
 __all__ = [
     "NAME", "PATH", "STATUS", "StreamReader", "read_answer", "read_request", "streamed",
@@ -76,6 +76,7 @@ def read_request(body: bytes) -> Request:
         unbounded=content.unbounded,
         fields=fields,
         unbounded_by=content.unbounded_by,
+        tariff=tariff(fields),
         tokens=inputs.tokens,
     )
 
@@ -107,7 +108,6 @@ def read_answer(body: bytes) -> Answer:
 def _read(body: bytes) -> tuple[Body, dict[str, Raw], Content]:
     fields: dict[str, Raw] = _decode_fields(body)
     typed, content = _decode(body), Content()
-    refuse_dearer(fields)
     if not fields.keys() <= _SILENT:
         more_fields(content, fields, _SILENT, _ACTED_ON)
     return typed, fields, content

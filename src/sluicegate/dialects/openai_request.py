@@ -29,7 +29,7 @@ from sluicegate.dialects.form import BadRequest, Request, Target
 from sluicegate.dialects.openai_messages import AnyMessage, AnyPart, Content, Message
 from sluicegate.dialects.repeats import refuse_repeats, refuse_repeats_in
 from sluicegate.dialects.showing import shows_all
-from sluicegate.dialects.tariffs import PRICED, refuse_dearer
+from sluicegate.dialects.tariffs import PRICED, tariff
 
 T = TypeVar("T")
 
@@ -185,6 +185,7 @@ def _special(request: Request, typed: _Usual | Body) -> None:
     request.own_prompts = (1 if typed.tools or typed.functions else 0) + (1 if typed.response_format is not None else 0)
     hidden = typed.prediction is not None or (typed.best_of or 1) > (typed.n or 1) or "audio" in (typed.modalities or ())
     request.shown = not hidden and shows_all(request.fields)
+    request.tariff = tariff(request.fields)
 
 
 def write_request(request: Request, target: Target) -> bytes:
@@ -297,7 +298,6 @@ def _read(body: bytes) -> tuple[_Usual | Body, dict[str, Raw], Content]:
             content.add(each, index)
         refuse_repeats_in(bytes(fields["messages"]), "messages", len(_encode(usual.messages)))
     if not fields.keys() <= _PLAIN:
-        refuse_dearer(fields)
         refuse_repeats(fields, _PLAIN)
     if not fields.keys() <= _SILENT:
         more_fields(content, fields, _SILENT, _ACTED_ON)

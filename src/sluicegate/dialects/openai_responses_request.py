@@ -21,7 +21,7 @@ from sluicegate.dialects.openai_request import CAPS, LARGE, RENDERED, SETTING_BY
 from sluicegate.dialects.openai_responses_items import OURS, add_items, without_reasoning
 from sluicegate.dialects.repeats import refuse_repeats
 from sluicegate.dialects.showing import shows_all
-from sluicegate.dialects.tariffs import refuse_dearer
+from sluicegate.dialects.tariffs import tariff
 
 CAP_FIELD = "max_output_tokens"
 
@@ -109,6 +109,7 @@ def read_request(body: bytes) -> Request:
         fields=fields,
         cap_by=CAP_FIELD if cap is None or cap < LARGE else next(name for name in CAPS if getattr(typed, name) == cap),
         unbounded_by=content.unbounded_by,
+        tariff=tariff(fields),
         own_prompts=(1 if typed.tools else 0) + (1 if typed.text is not None and typed.text.format is not None else 0),
         shown=not content.unbounded and shows_all(fields),  # what a provider runs or keeps, it may answer without showing all that it took
     )
@@ -141,7 +142,6 @@ def _read(body: bytes) -> tuple[Body, dict[str, Raw], Content]:
     """The typed body, its fields as they came, and what the provider will read of it."""
     fields = _decode_fields(body)
     typed = _decode(body)
-    refuse_dearer(fields)
     refuse_repeats(fields)
     content = Content()
     content.unbounded_by = "input"

@@ -33,6 +33,8 @@ class Shape(Struct, frozen=True):
     written_5m: Place = ()  # of those, by how long they stay; together they may be more than `written`
     written_1h: Place = ()
     reasoning: tuple[Place, ...] = ()
+    heard: Place = ()  # audio in the input
+    spoken: Place = ()  # audio in the output
     beside: bool = False  # cached and written tokens are not in the input's count
     rounds: str = ""  # a list of such reports, one for each time that a model was run; the counts beside it need not have all of them in them
 
@@ -47,6 +49,8 @@ OPENAI_CHAT = Shape(
     cached=(("prompt_tokens_details", "cached_tokens"), ("prompt_cache_hit_tokens",), ("cached_tokens",)),
     written=(("prompt_tokens_details", "cache_write_tokens"),),
     reasoning=(("completion_tokens_details", "reasoning_tokens"), ("reasoning_tokens",)),
+    heard=("prompt_tokens_details", "audio_tokens"),
+    spoken=("completion_tokens_details", "audio_tokens"),
 )
 # https://platform.openai.com/docs/api-reference/responses/object
 OPENAI_RESPONSES = Shape(
@@ -127,6 +131,10 @@ def _counts(shape: Shape, reported: dict[str, Any]) -> Usage:
         usage.cached_tokens = cached if cached + usage.cache_write_tokens <= room else 0  # absurd, and it would make the call cheaper
         usage.cache_write_1h_tokens = min(hour, usage.cache_write_tokens)
     usage.reasoning_tokens = min(reasoning, usage.output_tokens or 0)
+    if shape.heard:
+        heard, spoken = _tokens(_at(reported, shape.heard)), _tokens(_at(reported, shape.spoken))
+        usage.audio_told = heard is not None and spoken is not None
+        usage.audio_input_tokens, usage.audio_output_tokens = heard or 0, spoken or 0
     usage.no_reasoning = not reasoning and usage.output_tokens == said and any(_tokens(_at(reported, place)) == 0 for place in shape.reasoning)
     return usage
 
@@ -180,12 +188,18 @@ def _cost(reported: dict[str, Any]) -> int | None:
     """What the provider says that the call costs. Of a key of one's own, OpenRouter says what the vendor takes beside its own fee:
     https://openrouter.ai/docs/use-cases/byok."""
     if "cost" not in reported:
-        return None
-    cost = _usd(reported["cost"])
+        return _ticks(reported.get("cost_in_usd_ticks"))
+    cost = reported["cost"]
+    cost = _usd(cost.get("total_cost") if isinstance(cost, dict) else cost)  # the former is Perplexity's
     details = reported.get("cost_details")
     if cost is None or reported.get("is_byok") is not True or not isinstance(details, dict):
         return cost
     return cost + (_usd(details.get("upstream_inference_cost")) or 0)
+
+
+def _ticks(value: Any) -> int | None:
+    """10^10 of them are a dollar: https://docs.x.ai/developers/cost-tracking."""
+    return -(-value // 10) if type(value) is int and 0 <= value <= COST_MAX_USD * 10**10 else None
 
 
 def _usd(value: Any) -> int | None:

@@ -8,11 +8,28 @@ from ruamel.yaml import YAML
 
 from sluicegate.config import load_text
 from sluicegate.config.check import warnings
-from sluicegate.config.schema import Budget, Config, Deployment, Key, Provider, Queue, Section, Server, Tenant
+from sluicegate.config.schema import (
+    Budget,
+    Config,
+    Deployment,
+    Key,
+    Model,
+    Override,
+    Prices,
+    Provider,
+    Queue,
+    Section,
+    Server,
+    Tenant,
+    Tier,
+    Variant,
+    When,
+)
 from sluicegate.core.limits import parse
+from sluicegate.core.prices import Origin
 
 DOCS = Path(__file__).parents[3] / "docs"
-CONFIG, LIMITS = (DOCS / "config.md").read_text(), (DOCS / "limits.md").read_text()
+CONFIG, LIMITS, PRICES = ((DOCS / f"{name}.md").read_text() for name in ("config", "limits", "prices"))
 
 
 def blocks(page: str) -> list[str]:
@@ -21,16 +38,44 @@ def blocks(page: str) -> list[str]:
 
 def test_the_configuration_shown_can_be_used() -> None:
     """It loads, and only its plain key is warned about beside what it deliberately oversells."""
-    [text] = blocks(CONFIG)
+    text, _ = blocks(CONFIG)
     loaded = load_text(text, {"OPENAI_API_KEY": "k", "METRICS_KEY": "m"})
     assert [line.split(":")[0] for line in warnings(loaded)] == ["tenants.acme.children.team-a.keys[1]"]
 
 
-@pytest.mark.parametrize("section", [Config, Server, Budget, Queue, Provider, Deployment, Tenant, Key])
+def test_the_order_shown_can_be_used() -> None:
+    """It loads, where its providers and the larger model are there, and what is said of it is so."""
+    _, chat = blocks(CONFIG)
+    providers = "providers: {east: {provider: mock}, west: {provider: mock}}"
+    long = "long: {deployments: [{provider: west, model: long}]}"
+    models = load_text(f"{providers}\nmodels:\n{chat}  {long}\ntenants: {{acme: {{keys: [{{name: k, key: sk-1}}]}}}}", {}).policy.models
+    assert [[one.id for one in tier.deployments] for tier in models["chat"].tiers] == [["east/large", "west/large"], ["east/small"]]
+    assert (models["chat"].sticky_header, models["chat"].context_fallback) == (b"x-session", "long")
+
+
+@pytest.mark.parametrize("section", [Config, Server, Budget, Queue, Provider, Deployment, Model, When, Tenant, Key])
 def test_every_field_is_explained(section: type[Section]) -> None:
     """No field of the schema is missing from the page."""
     missing = [field.alias or name for name, field in section.model_fields.items() if not re.search(rf"\b{field.alias or name}\b", CONFIG)]
     assert missing == []
+
+
+@pytest.mark.parametrize("section", [Prices, Override, Tier, Variant])
+def test_every_field_of_a_price_is_explained(section: type[Section]) -> None:
+    """No field of a price is missing from the page on prices."""
+    assert [name for name in section.model_fields if not re.search(rf"\b{name}\b", PRICES)] == []
+
+
+def test_the_prices_shown_can_be_used() -> None:
+    """The sections on the page fit into a configuration."""
+    [text] = blocks(PRICES)
+    rest = "\nproviders: {openai: {dialect: openai}}\ntenants: {acme: {keys: [{name: a, key: sk-a}]}}\n"
+    more = "  mini: {deployments: [{provider: openai, model: gpt-4o-mini}]}\nprices:\n"
+    loaded = load_text(text.replace("prices:\n", more) + rest, {})
+    price = loaded.policy.models["chat"].deployments[0].price
+    assert price is not None
+    assert (price.at(272_001).output, [name for name, _ in price.variants]) == (22_500_000, ["service_tier=priority"])
+    assert loaded.policy.models["mini"].deployments[0].price_origin == Origin("override", "2026-11-01", "contract 17")
 
 
 @pytest.mark.parametrize("text", re.findall(r"^\| `([^`]+)` \| [^|]+\|$", LIMITS.split("## Long form")[0], re.MULTILINE))

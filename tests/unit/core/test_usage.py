@@ -92,7 +92,7 @@ def test_zero_is_zero_only_if_nothing_was_counted() -> None:
 def test_unknown_classes_cost_the_dearest() -> None:
     """Tokens of which only the number is known are charged at the dearest class."""
     assert settled(None).cost_nano_usd == 100 * 1 + 45 * 3
-    assert settled(None, price=None) == Charge(100, 45, 0, "counted")
+    assert settled(None, price=None) == Charge(100, 45, 0, "counted", "none")
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_cost_of_the_provider() -> None:
 
 def test_unpriced() -> None:
     """Without a price a call costs nothing and still counts its tokens."""
-    assert settled(Usage(50, 40), price=None) == Charge(50, 40, 0, "reported")
+    assert settled(Usage(50, 40), price=None) == Charge(50, 40, 0, "reported", "none")
 
 
 COUNTS = st.none() | st.integers(0, 10**6)
