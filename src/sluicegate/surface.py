@@ -181,4 +181,3 @@ def _answer_reject(dialect: Dialect, exchange: Exchange, rejected: Reject) -> No
     data = dialect.write_error(rejected.status, rejected.message, rejected.type, rejected.param, rejected.code, None)
     exchange.start(rejected.status, [_JSON, *rejected.headers], len(data))
     exchange.finish(data)
-
