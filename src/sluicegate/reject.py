@@ -41,6 +41,11 @@ class Reject(Exception):
         self.unasked = False  # this one was not asked: what one said that was says more
         self.kind: Kind = ""  # of an upstream's failure
 
+    @property
+    def retry_after_s(self) -> int | None:
+        """As the client is told it. None: it is told nothing of the kind."""
+        return next((int(value) for name, value in self.headers if name == b"retry-after"), None)
+
 
 def bad_request(error: BadRequest) -> Reject:
     """400: malformed or impossible; names the field."""

@@ -5,7 +5,7 @@ The rules are pure (core/standing.py, core/waits.py); here is the worker's state
 comes from probes (`rate`), and never alone keeps a request from it.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal
 
 import structlog
@@ -64,6 +64,16 @@ class Standings:
         """Those of the policy's deployments."""
         return [standing for standing in self._of.values() if standing.deployment in self._listed]
 
+    def troubles(self) -> Iterator[tuple[str, str]]:
+        """What may keep requests from the policy's deployments, each by its id: cooling, open, probing; degraded, down."""
+        now = self._clock()
+        for standing in self.all():
+            if standing.cool_until_s > now:
+                yield standing.deployment, "cooling"
+            if standing.state != "closed":
+                yield standing.deployment, standing.state
+        yield from self.unwell.items()
+
     def in_flight(self, deployment: str) -> int:
         """Requests that this worker has at a deployment."""
         return self._of[deployment].in_flight
@@ -105,16 +115,19 @@ class Standings:
             self.on_cooled(standing.deployment, for_s, reason, limited)
 
     def nowhere(self, order: Sequence[Deployment], rejected: Reject | None) -> Reject:
-        """What the client is told where none of these deployments has answered. Where none was asked: when the first of them may serve again, as a
-        limit only if one of them is limited."""
+        """What the client is told where none of these deployments has answered: what one has said, unless that is a limit, or none was asked; then
+        when the first of them may serve again, as a limit only if one of them is limited."""
         if rejected is not None and rejected.code != "upstream_rate_limited":
             return rejected
         now = self._clock()
-        standings = [self._of[one.id] for one in order]
-        ready_in_s = min(one.ready_in_s(now) for one in standings)
-        if any(one.cool_until_s > now and (rejected is not None or one.limited) for one in standings):
-            return reject.all_limited(rejected, ready_in_s)
-        return rejected if rejected is not None else reject.all_broken(ready_in_s)
+        left_alone = [standing for one in order if (standing := self._of[one.id]).ready_in_s(now) > 0]
+        waits = [standing.ready_in_s(now) for standing in left_alone]
+        if rejected is not None:
+            if rejected.retry_after_s is not None:
+                waits.append(rejected.retry_after_s)
+            return reject.all_limited(rejected, min(waits)) if waits else rejected
+        limited = any(standing.limited and standing.cool_until_s > now for standing in left_alone)
+        return reject.all_limited(None, min(waits)) if limited else reject.all_broken(min(waits, default=0.0))
 
 
 def _unheard(_deployment: str, _for_s: float, _reason: str, _limited: bool) -> None:

@@ -1,12 +1,12 @@
 """Retry, cool down, break, fall back: the cases on what a failing provider may cost a client. In one process, with a real mock on a real socket."""
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from support_inloop import Bench, running
+from support_standing import Time
 
 STREAM = pytest.mark.parametrize("stream", [False, True], ids=["unary", "stream"])
 
@@ -22,10 +22,8 @@ ROUTE: dict[str, Any] = {
 }
 
 
-def resilience(retries: int = 0, max_wait: str = "2s", failures: int = 5, pause: str = "10s") -> str:
-    return (
-        f"resilience: {{retries: {retries}, backoff: 10ms, max_wait: {max_wait}, cooldown: 10s, breaker: {{failures: {failures}, pause: {pause}}}}}"
-    )
+def resilience(retries: int = 0, max_wait: str = "2s", failures: int = 5) -> str:
+    return f"resilience: {{retries: {retries}, backoff: 10ms, max_wait: {max_wait}, cooldown: 10s, breaker: {{failures: {failures}, pause: 10s}}}}"
 
 
 async def tries(bench: Bench, model: str = "two", **fields: Any) -> str:
@@ -58,13 +56,17 @@ async def test_what_may_have_been_billed_is_not_sent_there_again(tmp_path: Path,
 async def test_a_short_wait_is_waited_and_a_long_one_is_not(tmp_path: Path) -> None:
     """Within `max_wait` the same deployment answers after it; beyond, the next one does at once, and the first is left alone meanwhile."""
     async with running(tmp_path, more=resilience(retries=1), **ROUTE) as bench:
-        bench.mock.fault(count=1, model="one", status=429, headers={"retry-after-ms": "40"})
-        started = asyncio.get_running_loop().time()
+        time = Time(bench)
+        bench.mock.fault(count=1, model="one", status=429, retry_after=1)
         assert await tries(bench) == "200 mock/one:429,mock/one:200"
-        assert asyncio.get_running_loop().time() - started >= 0.04
+        assert time.slept == [1.0]
         bench.mock.fault(count=1, model="one", status=429, retry_after=30)
         assert await tries(bench) == "200 mock/one:429,second/two:200"
+        time.now_s += 29
         assert await tries(bench) == "200 second/two:200"
+        time.now_s += 2
+        assert await tries(bench) == "200 mock/one:200"
+        assert time.slept == [1.0]
 
 
 async def test_case_32_and_34_all_limited_is_told_with_the_soonest_recovery(tmp_path: Path) -> None:
@@ -113,8 +115,8 @@ async def test_case_42_the_callers_faults_open_no_breaker(tmp_path: Path, status
 @pytest.mark.parametrize("fault", [{"status": 503}, {"html": True}, {"cut_after": 3}], ids=str)
 async def test_it_opens_on_the_nth_failure_and_one_probe_closes_it(tmp_path: Path, fault: dict[str, Any]) -> None:
     """Errors, pages instead of answers (case 44) and streams that die count, one per request, after its retries."""
-    async with running(tmp_path, more=resilience(retries=1, failures=3, pause="80ms"), **ROUTE) as bench:
-        bench.slack = 1000
+    async with running(tmp_path, more=resilience(retries=1, failures=3), **ROUTE) as bench:
+        bench.slack, time = 1000, Time(bench)
         bench.mock.fault(count=0, model="one", **fault)
         standing = bench.worker.gateway.standings.of("mock/one")
         for failures in (1, 2, 3):
@@ -124,17 +126,18 @@ async def test_it_opens_on_the_nth_failure_and_one_probe_closes_it(tmp_path: Pat
         assert standing.state == "open"
         assert await tries(bench, stream=True) == "200 second/two:200"
         bench.mock.reset()
-        await asyncio.sleep(0.09)
+        time.now_s += 10
         assert await tries(bench, stream=True) == "200 mock/one:200"
         assert standing.state == "closed"
 
 
 async def test_case_43_a_probe_that_tells_nothing_returns_its_place(tmp_path: Path) -> None:
     """It got a 400, which says nothing of the deployment: the next request may try at once."""
-    async with running(tmp_path, more=resilience(failures=1, pause="50ms"), **ROUTE) as bench:
+    async with running(tmp_path, more=resilience(failures=1), **ROUTE) as bench:
+        time = Time(bench)
         bench.mock.fault(count=1, model="one", status=500)
         await tries(bench)
-        await asyncio.sleep(0.06)
+        time.now_s += 10
         bench.mock.fault(count=1, model="one", status=400)
         assert await tries(bench) == "400 mock/one:400"
         assert await tries(bench) == "200 mock/one:200"

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from support_inloop import Bench, Reply, request, running
+from support_standing import Time
 
 STREAM = pytest.mark.parametrize("stream", [False, True], ids=["unary", "stream"])
 LIMITS = "[100k tokens/day, 1k requests/day]"
@@ -312,13 +313,11 @@ async def test_case_43_a_probe_whose_client_leaves_returns_its_place(tmp_path: P
     """While the upstream thinks; the next request may try at once."""
     async with running(tmp_path, more=resilience(failures=1), **route("")) as bench:
         bench.slack = 100
-        gateway = bench.worker.gateway
-        now_s = gateway._clock()
-        gateway._clock = gateway.standings._clock = lambda: now_s
+        time, standing = Time(bench), bench.worker.gateway.standings.of("mock/one")
         bench.mock.fault(count=1, model="one", status=500)
         assert await tries(bench) == "500 mock/one:500"
         assert await tries(bench) == "503"
-        now_s += 11
+        time.now_s += 11
         bench.mock.fault(count=1, model="one", stall_after=0)
         probe = await bench.open(model="two", max_tokens=20)
         await _until(lambda: len(bench.mock.calls) == 2)
@@ -326,27 +325,25 @@ async def test_case_43_a_probe_whose_client_leaves_returns_its_place(tmp_path: P
         probe.close()
         await bench.quiet()
         assert await tries(bench) == "200 mock/one:200"
-        assert gateway.standings.of("mock/one").state == "closed"
+        assert standing.state == "closed"
 
 
 async def test_case_43_a_probe_that_is_never_answered_loses_its_place(tmp_path: Path) -> None:
     """After another pause the next request may try, and what becomes of the first changes nothing."""
     async with running(tmp_path, more=resilience(failures=1), **route("")) as bench:
         bench.slack = 100
-        gateway = bench.worker.gateway
-        now_s = gateway._clock()
-        gateway._clock = gateway.standings._clock = lambda: now_s
+        time, standing = Time(bench), bench.worker.gateway.standings.of("mock/one")
         bench.mock.fault(count=1, model="one", status=500)
         await tries(bench)
-        now_s += 11
+        time.now_s += 11
         bench.mock.fault(count=1, model="one", stall_after=0)
         probe = await bench.open(model="two", max_tokens=20)
         await _until(lambda: len(bench.mock.calls) == 2)
-        now_s += 11
+        time.now_s += 11
         assert await tries(bench) == "200 mock/one:200"
         probe.close()
         await bench.quiet()
-        assert (gateway.standings.of("mock/one").state, gateway.standings.of("mock/one").failures) == ("closed", 0)
+        assert (standing.state, standing.failures) == ("closed", 0)
 
 
 async def test_case_44_pages_instead_of_answers_open_a_breaker(tmp_path: Path) -> None:
@@ -362,15 +359,13 @@ async def test_case_44_pages_instead_of_answers_open_a_breaker(tmp_path: Path) -
 async def test_case_45_the_later_of_two_deadlines_stands(tmp_path: Path) -> None:
     """Two requests under way are limited for 60 s and for 1 s, in this order: it is left alone for the 60."""
     async with running(tmp_path, more=resilience(), **route("", ""), options={"ttft": 30}) as bench:
-        gateway = bench.worker.gateway
-        now_s = gateway._clock()
-        gateway._clock = gateway.standings._clock = lambda: now_s
+        time = Time(bench)
         bench.mock.fault(count=1, model="one", status=429, retry_after=60)
         bench.mock.fault(count=1, model="one", status=429, retry_after=1)
         assert await asyncio.gather(tries(bench), tries(bench)) == ["200 mock/one:429,second/two:200"] * 2
-        now_s += 59
+        time.now_s += 59
         assert await tries(bench) == "200 second/two:200"
-        now_s += 2
+        time.now_s += 2
         assert await tries(bench) == "200 mock/one:200"
 
 
@@ -386,14 +381,8 @@ async def test_a_limit_that_only_anthropics_headers_tell_of_is_waited_for(tmp_pa
       - {provider: second, model: two, price: {input: 0.5, output: 1.0}}"""
     more = f"resilience: {{retries: 1, max_wait: {max_wait}}}"
     async with running(tmp_path, more=more, **(route("") | {"models": models})) as bench:
-        gateway, pauses = bench.worker.gateway, []
-        now_ms = 1_796_000_000_000
-        gateway.calls._time_ms = lambda: now_ms
-
-        async def sleep(pause_s: float) -> None:
-            pauses.append(pause_s)
-
-        gateway._sleep = sleep
+        time = Time(bench)
+        bench.worker.gateway.calls._time_ms = lambda: 1_796_000_000_000
         headers = {
             "anthropic-ratelimit-requests-remaining": "7",
             "anthropic-ratelimit-requests-reset": "2026-11-30T00:59:59Z",
@@ -402,7 +391,7 @@ async def test_a_limit_that_only_anthropics_headers_tell_of_is_waited_for(tmp_pa
         }
         bench.mock.fault(count=1, model="one", status=429, headers=headers)
         assert await tries(bench) == expected
-        assert pauses == ([12.0] if slept else [])
+        assert time.slept == ([12.0] if slept else [])
 
 
 async def _until(true: Any) -> None:

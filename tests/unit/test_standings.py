@@ -64,6 +64,21 @@ def test_what_one_has_said_just_now_is_told() -> None:
     assert Stage(said(402), said(429, "30")).told(upstream(said(429, "30"))) == (429, "upstream_rate_limited", {b"retry-after": b"10"})
 
 
+@pytest.mark.parametrize(("room_in_s", "retry_after"), [(4, b"4"), (40, b"30"), (None, b"30")])
+def test_one_that_is_full_counts_with_its_own_time(room_in_s: int | None, retry_after: bytes) -> None:
+    """One is left alone for half a minute, the other has had no room by its own limits: the sooner of the two, or the one that will end at all."""
+    full = Reject(
+        429, "rate_limit_error", "upstream_rate_limited", "full", headers=() if room_in_s is None else ((b"retry-after", b"%d" % room_in_s),)
+    )
+    assert Stage(said(429, "30")).told(full) == (429, "upstream_rate_limited", {b"retry-after": retry_after})
+
+
+def test_full_ones_alone_are_told_as_they_are() -> None:
+    """Nobody is left alone: the refusal stands, with its own headers."""
+    full = Reject(429, "rate_limit_error", "upstream_rate_limited", "full", headers=((b"x-should-retry", b"false"),))
+    assert Stage().told(full) == (429, "upstream_rate_limited", {b"x-should-retry": b"false"})
+
+
 def test_a_cooldown_is_told_to_the_other_workers() -> None:
     """With what it is for; again only if it has become notably longer."""
     stage = Stage(said(402), said(429, "30"))

@@ -128,7 +128,7 @@ async def _route(report: Report, policy: Policy, ledger: Ledger, key: Key, model
         learned.absorb(await ledger.learned(learned.increments()))
         figures = learned.figures(request, model, deployment, key, policy.budget)
         refusal = await _attempt(report, policy, ledger, template, deployment, figures, request)
-        if refusal is None or not (refusal.counter.unit is Unit.USD or refusal.counter.models is not None):
+        if report.allowed or (refusal is not None and refusal.counter.unit is not Unit.USD and refusal.counter.models is None):
             return
 
 

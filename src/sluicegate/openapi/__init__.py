@@ -42,7 +42,7 @@ _KEY_SCHEMES = {
 }
 _HEADERS = {
     "x-sluicegate-request-id": "The gateway's id of the request, also in errors and records.",
-    "x-sluicegate-model": "The model that was asked for.",
+    "x-sluicegate-model": "The model that answered: the one that was asked for, or the one that takes what is too long for it.",
     "x-sluicegate-deployment": "Who answered: provider/model.",
     "x-sluicegate-attempts": "Who was asked, with the outcome of each: `openai/gpt-4o-mini:429,local/smollm2:200`.",
     "x-sluicegate-max-tokens": "The cap per answer that was sent upstream, where it is not the client's own.",
