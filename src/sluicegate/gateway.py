@@ -211,7 +211,7 @@ class Gateway:
             order = route.alike(model, order)
         if standings.unwell:
             order = standings.healthy_first(order)
-        trip.last = order[-1]
+        trip.order = order
         return order
 
     def _larger(self, trip: Trip, plan: Plan) -> Plan | None:
@@ -221,7 +221,8 @@ class Gateway:
         if not name or (key.models is not None and name not in key.models):
             return None
         larger = trip.plan = self.plans.of(key, trip.policy.models[name])
-        trip.reply = trip.refset = trip.last = None
+        trip.reply = trip.refset = None
+        trip.order = ()
         trip.limit(larger.model.timeouts)
         return larger
 

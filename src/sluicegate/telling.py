@@ -52,9 +52,8 @@ def in_stream(trip: Trip, attempt: Attempt, tail: bytes) -> bytes:
 
 def block(trip: Trip, attempt: Attempt, now: float) -> dict[str, Any]:
     """now: when the answer was begun."""
-    assert trip.request is not None
     return {
-        "model": trip.request.model,
+        "model": attempt.model,
         "deployment": attempt.deployment.id,
         "fallback_used": trip.fallback_used,
         "attempts": [_told_of(each) for each in trip.attempts],
