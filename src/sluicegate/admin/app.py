@@ -48,8 +48,9 @@ def build(services: Services) -> FastAPI:
     )
     app.state.services = services
     errors.install(app)
-    for part in (health, faults):
-        app.include_router(part.router)
+    app.state.routers = [part.router for part in (health, faults)]
+    for router in app.state.routers:
+        app.include_router(router)
     documents = cache(lambda: _document(app))  # when somebody asks for it
 
     @app.get("/admin/openapi.json", include_in_schema=False)

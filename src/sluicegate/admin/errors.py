@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from typing import Any, get_args
 
 import msgspec
-from fastapi import FastAPI, Request, Response
+from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.dependencies.models import Dependant
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
@@ -20,7 +20,7 @@ from sluicegate.http.wire import error_body
 from sluicegate.ledger.contract import LedgerUnavailable
 from sluicegate.reject import Reject
 
-_CODES = {404: "path_not_found", 405: "method_not_allowed"}
+_CODES = {400: "invalid_body", 404: "path_not_found", 405: "method_not_allowed"}
 _NOT_JSON = {"json_invalid": "The body is not JSON.", "missing": "The body is missing.", "model_attributes_type": "The body must be a JSON object."}
 
 
@@ -84,6 +84,7 @@ async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     code = _CODES.get(error.status_code, "invalid_request")
     message = {
+        400: "The body is not JSON.",
         404: f"{request.url.path[:200]!r} is not served here; /admin/docs shows what is.",
         405: f"{request.url.path[:200]} does not take {request.method}.",
     }.get(error.status_code, "The request could not be read.")
@@ -106,8 +107,9 @@ def _answer(status: int, message: str, kind: str, param: str | None, code: str, 
 
 def _methods(request: Request) -> set[str]:
     """What a path takes: each method of it is a route of its own."""
-    app: FastAPI = request.app
-    return {method for route in app.routes if route.matches(request.scope)[0] is not Match.NONE for method in getattr(route, "methods", None) or ()}
+    routers: Sequence[APIRouter] = request.app.state.routers
+    matching = (route for router in routers for route in router.routes if route.matches(request.scope)[0] is not Match.NONE)
+    return {method for route in matching if isinstance(route, APIRoute) for method in route.methods}
 
 
 def _fields(request: Request, where: Sequence[str | int]) -> list[str]:
