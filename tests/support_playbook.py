@@ -89,8 +89,9 @@ class FakeExchange:
 class FakeCall:
     """An upstream that says what it is fed."""
 
-    def __init__(self, body: bytes = b"", connected: bool = True) -> None:
+    def __init__(self, body: bytes = b"", connected: bool = True, ends_at: float | None = None) -> None:
         self.body = body
+        self.ends_at = ends_at
         self.status = 0
         self.headers: dict[bytes, bytes] = {}
         self.pieces: deque[bytes] = deque()
@@ -193,5 +194,5 @@ class FakePool:
         self.connected = True  # new calls are
 
     def begin(self, method: bytes, path: bytes, headers: Headers, body: bytes, timeouts: Timeouts, ends_at: float | None = None) -> Any:
-        self.calls.append(FakeCall(body, self.connected))
+        self.calls.append(FakeCall(body, self.connected, ends_at))
         return self.calls[-1]

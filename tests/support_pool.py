@@ -9,7 +9,7 @@ from sluicegate.core.tenants import Timeouts
 from sluicegate.http.upstream import Call, Pool, UpstreamError
 from support_sockets import FakeLoop, FakeTransport, settle
 
-LIMITS = Timeouts(connect_ms=2_000, first_byte_ms=10_000, idle_ms=5_000, write_ms=1_000, total_ms=60_000)
+LIMITS = Timeouts(connect_ms=2_000, first_byte_ms=10_000, first_token_ms=15_000, idle_ms=5_000, write_ms=1_000, total_ms=60_000)
 OK = b"HTTP/1.1 200 OK\r\n"
 
 

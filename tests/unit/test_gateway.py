@@ -742,3 +742,133 @@ async def test_holds_of_requests_in_flight_are_named_for_renewal(tmp_path: Path)
     exchange.leave()
     await stage.over()
     assert list(trip.open_holds()) == []
+
+
+# -- limits of time -----------------------------------------------------------------------------------------------------------------------
+
+
+def timed(directory: Path, **resilience: str) -> Stage:
+    """A gateway whose requests may take five seconds, and whose sleeps move the clock."""
+    settings = {"retries": "1", "max_wait": "10s", "timeouts": "{total: 5s}"} | resilience
+    stage = Stage(directory, more="resilience: {" + ", ".join(f"{name}: {value}" for name, value in settings.items()) + "}")
+
+    async def sleep(pause_s: float) -> None:
+        stage.now += pause_s
+
+    stage.gateway._sleep = sleep
+    return stage
+
+
+def refuse(call: FakeCall, status: int, **headers: bytes) -> None:
+    call.answer(status, b"application/json", **headers)
+    call.feed(b'{"error": {"message": "no"}}')
+    call.end()
+
+
+def served(call: FakeCall) -> None:
+    call.answer(kind=b"application/json")
+    call.feed(whole(1, usage={"prompt_tokens": INPUT, "completion_tokens": 1}))
+    call.end()
+
+
+@pytest.mark.parametrize(("wait", "where"), [(b"4", "a"), (b"6", "b")])
+async def test_a_pause_longer_than_what_is_left_is_not_made(tmp_path: Path, wait: bytes, where: str) -> None:
+    """A retry after it would come too late: the next deployment is asked at once."""
+    stage = timed(tmp_path)
+    exchange = await stage.send()
+    refuse(stage.call("a"), 429, retry_after=wait)
+    await settle()
+    served(stage.call(where))
+    await stage.over()
+    assert (exchange.status, len(stage.pools["a"].calls), len(stage.pools["b"].calls)) == (200, 2 if where == "a" else 1, int(where == "b"))
+
+
+async def test_the_total_covers_all_that_is_tried(tmp_path: Path) -> None:
+    """Each call ends with the request, whenever it began; when that has passed nobody is asked any more, and nothing is charged for it."""
+    stage = timed(tmp_path, retries="0")
+    exchange = await stage.send()
+    stage.now += 3
+    refuse(stage.call("a"), 503)
+    await settle()
+    assert [stage.call(name).ends_at for name in ("a", "b")] == [105.0, 105.0]
+    stage.now += 2
+    stage.call("b").fail("deadline")
+    record = await stage.over()
+    assert (exchange.status, json.loads(exchange.data)["error"]["code"]) == (504, "upstream_timeout")
+    assert [attempt.outcome for attempt in record.attempts] == ["503", "deadline"]
+
+    exchange = await stage.send()
+    stage.now += 6
+    refuse(stage.call("a"), 503)
+    record = await stage.over()
+    assert (exchange.status, stage.call("b").written) == (504, False)
+    assert [(attempt.outcome, attempt.billed) for attempt in record.attempts] == [("503", "no"), ("deadline", "no")]
+    assert record.output_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("header", "ends_at"),
+    [(b"2", 102.0), (b"1500ms", 101.5), (b"2.5 s", 102.5), (b"7", 105.0), (b"2m", 105.0), (b"0", 105.0), (b"soon", 105.0), (b"-1", 105.0)],
+)
+async def test_a_client_shortens_its_request_and_never_lengthens_it(tmp_path: Path, header: bytes, ends_at: float) -> None:
+    """By its header `timeout`; nonsense changes nothing. What the official packages say about silence is not read."""
+    stage = timed(tmp_path)
+    await stage.send(KEY | {b"timeout": header, b"x-stainless-read-timeout": b"1", b"x-stainless-timeout": b"1"})
+    assert stage.call("a").ends_at == ends_at
+    served(stage.call("a"))
+    await stage.over()
+
+
+@pytest.mark.parametrize("chosen", [False, True])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_deadline_that_the_client_has_chosen_is_no_fault_of_the_upstreams(tmp_path: Path, stream: bool, chosen: bool) -> None:
+    """No breaker counts it, and nobody else is asked: the time is over. What it may have cost is charged. The operator's own total counts."""
+    stage = timed(tmp_path)
+    exchange = await stage.send(KEY | ({b"timeout": b"2"} if chosen else {}), stream=stream)
+    stage.call("a").fail("deadline")
+    record = await stage.over()
+    assert (exchange.status, json.loads(exchange.data)["error"]["code"], stage.pools["b"].calls) == (504, "upstream_timeout", [])
+    assert stage.gateway.standings.of("a/first").failures == (0 if chosen else 1)
+    assert (record.output_tokens, record.attempts[0].outcome, record.error) == (100, "deadline", "upstream_timeout")
+
+
+@pytest.mark.parametrize("reason", ["deadline", "timeout"])
+async def test_a_stream_that_takes_too_long_ends_with_an_error(tmp_path: Path, reason: Any) -> None:
+    """One event that says so, no `[DONE]`, an unclean end; what came is charged. That the request's time is over says nothing of the deployment, a
+    silence does."""
+    stage = timed(tmp_path)
+    exchange = await stage.send(stream=True)
+    call = stage.call("a")
+    call.answer()
+    call.feed(text(7))
+    await settle()
+    call.fail(reason)
+    record = await stage.over()
+    error = json.loads(exchange.data.split(b"data: ")[-1])["error"]
+    assert (error["code"], exchange.aborted, b"[DONE]" in exchange.data) == ("upstream_timeout", True, False)
+    assert ("time of the request" in error["message"]) is (reason == "deadline")
+    assert (record.error, record.status, record.attempts[0].error) == ("upstream_timeout", 200, reason)
+    assert record.output_tokens >= 7
+    assert stage.gateway.standings.of("a/first").failures == (0 if reason == "deadline" else 1)
+
+
+@pytest.mark.parametrize("elsewhere", ["on", "off"])
+@pytest.mark.parametrize(("reason", "status"), [("timeout", 504), ("reset", 502), ("protocol", 502), ("connect", 200), (504, 504), (503, 200)])
+async def test_what_may_have_been_done_is_asked_for_elsewhere_if_that_is_wanted(tmp_path: Path, reason: Any, status: int, elsewhere: str) -> None:
+    """Never where it was. The first attempt stays charged; what certainly was not done goes on in either case."""
+    stage = timed(tmp_path, retries="0", resend_elsewhere=elsewhere)
+    exchange = await stage.send()
+    call = stage.call("a")
+    if isinstance(reason, int):
+        refuse(call, reason)
+    else:
+        call.written = reason != "connect"
+        call.fail(reason)
+    await settle()
+    if stage.pools["b"].calls:
+        served(stage.call("b"))
+    record = await stage.over()
+    assert exchange.status == (200 if elsewhere == "on" else status)
+    assert len(stage.pools["a"].calls) == 1
+    charged = status != 200
+    assert record.output_tokens == 100 * charged + int(exchange.status == 200)

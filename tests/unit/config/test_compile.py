@@ -468,3 +468,13 @@ def test_the_other_sections() -> None:
     timeouts = policy.models["chat"].timeouts
     assert (timeouts.connect_ms, timeouts.total_ms, timeouts.idle_ms) == (1_000, 120_000, 60_000)
     assert (policy.unpriced, policy.on_ledger_failure, policy.budget.on_exhausted) == ("free", "allow", "allow")
+
+
+def test_a_model_may_have_timeouts_of_its_own() -> None:
+    """Those that it names; the rest is what binds everywhere."""
+    deployments = [{"provider": "up", "model": "small"}]
+    models = {"chat": {"deployments": deployments}, "slow": {"deployments": deployments, "timeouts": {"total": "50s", "first_token": "40s"}}}
+    policy = compiled(models=models, resilience={"timeouts": {"total": "5s", "idle": "3s"}})
+    slow, chat = policy.models["slow"].timeouts, policy.models["chat"].timeouts
+    assert (slow.total_ms, slow.first_token_ms, slow.idle_ms, slow.connect_ms) == (50_000, 40_000, 3_000, 2_000)
+    assert (chat.total_ms, chat.first_token_ms, chat.idle_ms, chat.connect_ms) == (5_000, 120_000, 3_000, 2_000)

@@ -2,6 +2,7 @@
 
 import asyncio
 
+import msgspec
 import pytest
 
 from sluicegate.http.upstream import SLICE_BYTES, TICK_S, Pool
@@ -443,6 +444,96 @@ async def test_an_answer_without_end_times_out() -> None:
     net.loop.advance(2 + TICK_S)
     assert await call.read() == b"x" * 29
     assert (await failure(call.read())).reason == "deadline"
+
+
+async def test_a_call_ends_when_its_request_must() -> None:
+    """A time that is given stands in the place of total, also while it connects; it is told from the limits of the upstream."""
+    for held in (False, True):
+        net = Net()
+        net.loop.held = held
+        call = net.pool.begin(b"POST", b"/chat", [], b"{}", LIMITS, net.loop.time() + 1.5)
+        task = asyncio.get_running_loop().create_task(call.start())
+        await settle()
+        net.loop.advance(1.4)
+        await settle()
+        assert not task.done()
+        net.loop.advance(0.2)
+        caught = await failure(task)
+        assert (caught.reason, caught.written) == ("deadline", not held)
+
+
+@pytest.mark.parametrize("pings", [False, True])
+async def test_case_47_a_stream_has_a_limit_of_its_own_for_its_first_output(pings: bool) -> None:
+    """Headers at once, and then for longer than `idle` nothing, or pings alone: neither does that limit end it, nor do pings keep it alive."""
+    net = Net()
+    call, task = await net.start()
+    call.unspoken = True
+    net.last.feed(OK + b"Transfer-Encoding: chunked\r\n\r\n")
+    await task
+    for _ in range(14):  # first_token is 15 s, idle 5 s
+        net.loop.advance(1)
+        if pings:
+            net.last.feed(b"1\r\nx\r\n")
+    assert not call.over
+    net.loop.advance(1 + TICK_S)
+    assert call.take() == b"x" * 14 * pings
+    caught = await failure(call.read())
+    assert (caught.reason, caught.written) == ("timeout", True)
+    assert "no output within 15000 ms" in str(caught)
+
+
+async def test_case_47_the_idle_limit_begins_with_the_first_output() -> None:
+    """A first output after 14 s, gaps of 4 s: served; a gap of 5 s ends it."""
+    net = Net()
+    call, task = await net.start()
+    call.unspoken = True
+    net.last.feed(OK + b"Transfer-Encoding: chunked\r\n\r\n")
+    await task
+    net.loop.advance(14)
+    call.unspoken = False
+    for _ in range(5):
+        net.last.feed(b"1\r\nx\r\n")
+        net.loop.advance(4)
+    assert not call.over
+    net.loop.advance(1.2)
+    assert call.take() == b"xxxxx"
+    assert "nothing more for 5000 ms" in str(await failure(call.read()))
+
+
+async def test_the_first_output_may_be_wanted_before_the_status_line_is() -> None:
+    """Whichever of `first_byte` and `first_token` is shorter ends a stream of which nothing has come; a unary call knows the first alone."""
+    for unspoken, seconds in ((True, 3), (False, 10)):
+        net = Net()
+        call = net.pool.begin(b"POST", b"/chat", [], b"{}", msgspec.structs.replace(LIMITS, first_token_ms=3_000))
+        call.unspoken = unspoken
+        task = asyncio.get_running_loop().create_task(call.start())
+        await settle()
+        net.loop.advance(seconds - 0.2)
+        await settle()
+        assert not task.done()
+        net.loop.advance(0.4)
+        assert (await failure(task)).reason == "timeout"
+
+
+async def test_the_first_output_is_waited_for_from_the_end_of_a_large_request() -> None:
+    """However long its body takes to go out."""
+    net = Net()
+    net.loop.full = True
+    call = net.begin(body=b"x" * (3 * SLICE_BYTES))
+    call.unspoken = True
+    task = asyncio.get_running_loop().create_task(call.start())
+    await settle()
+    for _ in range(3):
+        net.loop.advance(4.9)
+        net.last.protocol.resume_writing()
+        await settle()
+    net.loop.advance(1)
+    net.last.feed(OK + b"Transfer-Encoding: chunked\r\n\r\n")
+    await task
+    net.loop.advance(13.8)
+    assert not call.over
+    net.loop.advance(0.4)
+    assert "no output" in str(await failure(call.read()))
 
 
 async def test_no_timer_runs_without_work() -> None:
