@@ -16,21 +16,24 @@ import signal
 import socket
 import sys
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import structlog
 
+from sluicegate.bus import Bus
+from sluicegate.bus_channels import channel_of
 from sluicegate.chaos import Chaos
 from sluicegate.config.load import Loaded
-from sluicegate.core import expired, meter
-from sluicegate.core.claims import Swept
-from sluicegate.core.counters import deployment_tree, refs
+from sluicegate.cooling import Cooldowns
+from sluicegate.core import meter
 from sluicegate.core.estimate import Learned
 from sluicegate.core.once import Store
-from sluicegate.core.record import Record, Spent
+from sluicegate.core.record import Record
 from sluicegate.core.tenants import Deployment, Policy, Provider
+from sluicegate.expiries import Expiries
 from sluicegate.gateway import Gateway
 from sluicegate.http.asgi import Application
 from sluicegate.http.exchange import Exchange
@@ -44,11 +47,13 @@ from sluicegate.ledger.memory import MemoryLedger
 from sluicegate.ledger.redis import RedisLedger
 from sluicegate.ledger.sqlite import SqliteLedger
 from sluicegate.observe.log import StateLog, access_log, configure
-from sluicegate.observe.metrics import Metrics, Siblings
+from sluicegate.observe.metrics import Metrics
 from sluicegate.observe.notices import Notices
+from sluicegate.observe.siblings import Siblings
 from sluicegate.outbox import Outbox
-from sluicegate.records.figures import EXPIRED
+from sluicegate.probes import Probes
 from sluicegate.records.idempotency import RecordsStore
+from sluicegate.records.retention import Kept
 from sluicegate.records.rows import RecordsUnavailable
 from sluicegate.records.store import Records
 from sluicegate.recovery import OtherRecords, Recovery
@@ -93,6 +98,12 @@ def _idempotency_store(loaded: Loaded) -> Store:
     return RedisStore(config.ledger, config.ledger_timeout_ms)
 
 
+def records_of(loaded: Loaded) -> Records:
+    """The records that a configuration names, not yet opened."""
+    kept = loaded.config.retention
+    return Records(loaded.config.records, kept=Kept(kept.requests_ms // 1000, kept.quarters_ms // 1000))
+
+
 def deployments(policy: Policy) -> Iterator[Deployment]:
     """All deployments of all models."""
     for model in policy.models.values():
@@ -112,18 +123,18 @@ class Worker:
         policy, config = loaded.policy, loaded.config
         self._config = config
         self._loaded = loaded
-        self._keys = {key.id: key for key in policy.keys.values()}
         self.ledger = ledger_of(loaded)
         self.metrics = Metrics(lambda model: model in self.gateway.policy.models)
         self.metrics.refresh = self._gauge
         self.learned = Learned()
         self._pools = Pools(providers(policy))
         ids, boot, trees = itertools.count(1), secrets.token_hex(6), counters_by_tree(policy)
-        self.records = Records(config.records)
+        self.records = records_of(loaded)
         self._idempotency = Idempotency(_idempotency_store(loaded))
         self.notices = Notices(self.metrics, itertools.chain.from_iterable(trees.values()), self.ledger.peek)
+        self._expiries = Expiries(lambda: self._loaded.policy, self.ledger.now_ms, self.metrics.observe, lambda: self._outbox)
         self._journal = Journal.open(config.journal, boot, loop, _journal_log())
-        self._outbox = Outbox(self.ledger, self._journal, self.records, config.journal, trees, self.notices.on_marks, self._late)
+        self._outbox = Outbox(self.ledger, self._journal, self.records, config.journal, trees, self.notices.on_marks, self._expiries.late)
         self.gateway = Gateway(
             policy,
             self.ledger,
@@ -131,7 +142,7 @@ class Worker:
             self._pools,
             self.learned,
             self._observers(loaded),
-            self._swept,
+            self._expiries.swept,
             self.notices,
             lambda: f"req_{boot}{next(ids):08x}",
             time.monotonic,  # the loop's own time stands still within a turn and has milliseconds
@@ -144,9 +155,12 @@ class Worker:
         )
         self.reloading = Reloading(loaded, self.apply, time_ms)
         self._upkeep = self._keep_up()
+        self._upkeep.charged = self._expiries.charged
         self.metrics.journal = lambda: (self._outbox.backlog, self._journal.dropped)
         self._siblings = Siblings(Path(config.journal), self.metrics)
         self._boot = boot
+        self.bus = Bus(channel_of(config.ledger, config.ledger_timeout_ms), boot, self.ledger.now_ms)
+        self.probes = self._share_what_is_found()
         self.admin = self._administration() if config.admin.secret is not None else None
         apart = config.admin.listen is not None
         self.surface = Surface(self.gateway, self.ledger, self.readiness, self._siblings.scrape, self._may_scrape, self.admin, apart)
@@ -154,13 +168,19 @@ class Worker:
         self.server: Server | None = None
         self._operators: Server | None = None  # the listener of `admin.listen`
 
+    def _share_what_is_found(self) -> Probes:
+        """What this worker and the others find of deployments: cooldowns, and the results of probes."""
+        standings, now_ms = self.gateway.standings, self.ledger.now_ms
+        Cooldowns(self.bus, standings, now_ms)
+        return Probes(lambda: self.gateway.policy, self._pools, self.bus, standings.rate, self.metrics.probed, time.monotonic, now_ms)
+
     def _observers(self, loaded: Loaded) -> tuple[Callable[[Record], None], ...]:
         access = access_log(loaded.config.log.access, asyncio.get_running_loop())
         return (self.metrics.observe,) if access is None else (self.metrics.observe, access)
 
     def _keep_up(self) -> Upkeep:
         metrics, ttl_ms = self.metrics, self._loaded.policy.budget.hold_ttl_ms
-        told = (self._swept, self.notices.on_marks, metrics.ledger, metrics.loop_lag)
+        told = (self._expiries.swept, self.notices.on_marks, metrics.ledger, metrics.loop_lag)
         return Upkeep(self.gateway, self.ledger, self.learned, ttl_ms, *told, time.monotonic)
 
     def _administration(self) -> Application:
@@ -169,7 +189,9 @@ class Worker:
 
         later = asyncio.get_running_loop().call_later
         calls, on = self.gateway.calls, self._config.admin.chaos
-        chaos = Chaos(calls, self._knows, self._tell, later, time_ms, random.random) if on else None
+        chaos = Chaos(calls, self._knows, self.bus.publish, later, time_ms, random.random) if on else None
+        if chaos is not None:
+            self.bus.subscribe("chaos", chaos.hear, earlier=True)
         return app.build(
             services.Services(
                 access.Access(lambda: self._config.admin.secret, time.monotonic),
@@ -178,10 +200,10 @@ class Worker:
                 self.ledger,
                 self.recovery,
                 chaos,
-                None,
+                self.probes,
                 lambda: self._loaded,
-                lambda: {"ledger": self._upkeep.state, "records": self._outbox.state},
-                lambda: self.readiness()[0],
+                lambda: {"ledger": self._upkeep.state, "records": self._outbox.state, "bus": self.bus.state},
+                self._why_not_ready,
                 time.monotonic,
                 time_ms,
             )
@@ -189,9 +211,6 @@ class Worker:
 
     def _knows(self, deployment_id: str) -> bool:
         return any(one.id == deployment_id for one in deployments(self.gateway.policy))
-
-    def _tell(self, kind: str, data: dict[str, Any]) -> None:
-        """Other workers."""
 
     async def listen_apart(self, sockets: Sequence[socket.socket] = ()) -> None:
         """Listens for operators, where `admin.listen` gives them an address of their own. sockets: that are bound to it already."""
@@ -224,7 +243,7 @@ class Worker:
             log.warning("ledger state", **{"from": "unknown", "to": "away", "reason": str(error)})
             self._upkeep.seen_at -= LEDGER_AWAY_S
             there = False
-        self._tasks.append(loop.create_task(self.recovery.run()))
+        self._tasks += [loop.create_task(work.run()) for work in (self.recovery, self.bus)]
         with contextlib.suppress(LedgerUnavailable, RecordsUnavailable):  # the outbox tries again, and says so
             await self.records.open()
             try:
@@ -238,7 +257,7 @@ class Worker:
         except OSError as error:  # a gateway without the others' figures is better than none
             log.warning("metrics of other workers cannot be had", reason=str(error))
         alive = KeepAlive(self.gateway.trips, lambda: self.gateway.policy, time.monotonic)
-        self._tasks += [loop.create_task(work.run()) for work in (self._upkeep, self._outbox, alive)]
+        self._tasks += [loop.create_task(work.run()) for work in (self._upkeep, self._outbox, alive, self.probes)]
         if self._loaded.source is not None:
             self._tasks.append(loop.create_task(self.reloading.run(self._loaded.source)))
 
@@ -254,7 +273,6 @@ class Worker:
         trees = counters_by_tree(policy)
         await self.recovery.take_up(trees, TAKE_UP_S)
         self._loaded, self._config = loaded, config
-        self._keys = {key.id: key for key in policy.keys.values()}
         self.notices.know(itertools.chain.from_iterable(trees.values()))
         self.gateway.apply(policy, self._observers(loaded), config.server.max_body)
         self._upkeep.hold_for(policy.budget.hold_ttl_ms)
@@ -275,6 +293,7 @@ class Worker:
             with contextlib.suppress(RecordsUnavailable):
                 await self.recovery.leave()
             await self._siblings.stop()
+            await self.bus.close()
             await self._pools.close()
             await self.ledger.close()
             await self._idempotency.close()
@@ -282,23 +301,27 @@ class Worker:
         finally:
             self._journal.close()
 
-    def readiness(self) -> tuple[str, int]:
-        """Why this worker should get no new requests, "" if it should; and how many trees are not open.
+    def readiness(self) -> tuple[str, dict[str, int]]:
+        """Why this worker should get no new requests, "" if it should; how many trees are not open, and how many deployments probes find down.
 
-        One that is open makes it ready: in a cluster, each server keeps other trees, and a replica that is taken out would serve none of them.
+        One tree that is open makes it ready: in a cluster, each server keeps other trees, and a replica that is taken out would serve none of them.
         """
-        closed = self.recovery.closed
+        down = sum(health == "down" for health in self.gateway.standings.unwell.values())
+        return self._why_not_ready(), {"closed_trees": self.recovery.closed, "deployments_down": down}
+
+    def _why_not_ready(self) -> str:
         if self.server is not None and not self.server.ready:
-            return "draining", closed
+            return "draining"
         if self._loaded.policy.on_ledger_failure == "allow":
-            return "", closed
+            return ""
         if time.monotonic() - self._upkeep.seen_at >= LEDGER_AWAY_S:
-            return "the ledger does not answer", closed
-        return "the ledger is recovering" if self.recovery.closed_s() > LEDGER_AWAY_S else "", closed
+            return "the ledger does not answer"
+        return "the ledger is recovering" if self.recovery.closed_s() > LEDGER_AWAY_S else ""
 
     def _gauge(self) -> None:
         metrics = self.metrics
         metrics.in_flight = len(self.gateway.trips)
+        metrics.deployments = Counter(f"{one}\n{state}" for one, state in self.gateway.standings.troubles())
         metrics.waiting = self.gateway.holding.waiting.depth
         metrics.held_output_tokens = sum(trip.standing.granted for trip in self.gateway.trips if trip.standing is not None)
         metrics.ledger_up = time.monotonic() - self._upkeep.seen_at < LEDGER_AWAY_S
@@ -309,37 +332,6 @@ class Worker:
             return (self._config.admin.address or self._config.server.address).on_loopback
         presented = exchange.headers.get(b"authorization", b"").removeprefix(b"Bearer ").strip()
         return hmac.compare_digest(presented, key.get_secret_value().encode())
-
-    def _swept(self, swept: Swept) -> None:
-        """A hold that nobody settled: its request gets the record and the usage that its worker could not write."""
-        policy, now_ms = self._loaded.policy, self.ledger.now_ms()
-        log.warning("hold expired and was charged", hold_id=swept.hold_id, tag=swept.tag, output_tokens=swept.g, seen=swept.seen)
-        found = expired.read(swept, policy.budget.expired_hold == "charge_seen", now_ms)
-        record = Record(
-            found.request_id,
-            now_ms,
-            key_id=found.key_id,
-            model=found.spent.model if found.spent is not None else "",
-            deployment=found.deployment,
-            error=EXPIRED,
-            source="held",
-            held=swept.g,
-        )
-        self.metrics.observe(record)
-        key = self._keys.get(found.key_id)
-        if found.spent is not None:
-            self._outbox.spend(key.tree if key is not None else found.key_id.partition("/")[0], swept.hold_id, found.spent, record)
-        if key is not None:
-            self._upkeep.charged[key.id] = refs(key.tree, key.counters, now_ms)
-        for deployment in deployments(policy):
-            if deployment.id == found.deployment and deployment.counters:
-                self._upkeep.charged[deployment.id] = refs(deployment_tree(deployment.id), deployment.counters, now_ms)
-
-    def _late(self, tree: str, spent: Spent, swept: Swept) -> None:
-        """A hold that was charged at its expiry was settled after all: its usage is not to count twice."""
-        corrected = expired.correction(swept, spent, self._loaded.policy.budget.expired_hold == "charge_seen")
-        if corrected is not None:
-            self._outbox.spend(tree, swept.hold_id, corrected)
 
 
 def _tokenizers(policy: Policy) -> list[str]:

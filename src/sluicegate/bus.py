@@ -104,6 +104,11 @@ class Bus:
         self._begun: str | None = None  # the last entry that was there when this worker came
         self._state = StateLog("bus", "up", good=frozenset({"up"}))
 
+    @property
+    def state(self) -> str:
+        """up or away."""
+        return self._state.state
+
     def publish(self, kind: str, data: dict[str, Any]) -> None:
         """Tells the other workers, soon. data: what JSON has."""
         body = _encode(Body(kind, self._now_ms(), self._worker, data))

@@ -48,7 +48,7 @@ class Surface:
         self,
         gateway: Gateway,
         ledger: Ledger,
-        readiness: Callable[[], tuple[str, int]],
+        readiness: Callable[[], tuple[str, dict[str, int]]],
         metrics: Callable[[], Awaitable[bytes]],
         may_scrape: Callable[[Exchange], bool],
         admin: asgi.Application | None = None,
@@ -56,7 +56,7 @@ class Surface:
     ) -> None:
         self._gateway = gateway
         self._ledger = ledger
-        self._readiness_now = readiness  # "" or why it is not ready; how many trees of tenants or deployments are closed
+        self._readiness_now = readiness  # "" or why it is not ready; figures that are told with it
         self._metrics = metrics
         self._may_scrape = may_scrape
         self._admin = admin
@@ -132,8 +132,8 @@ class Surface:
         answer(exchange, 200, {"status": "alive"})
 
     async def _readiness(self, exchange: Exchange) -> None:
-        why_not, closed = self._readiness_now()
-        answer(exchange, 503 if why_not else 200, {"status": why_not or "ready", "closed_trees": closed})
+        why_not, figures = self._readiness_now()
+        answer(exchange, 503 if why_not else 200, {"status": why_not or "ready", **figures})
 
     async def _scrape(self, exchange: Exchange) -> None:
         if not self._may_scrape(exchange):

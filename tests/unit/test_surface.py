@@ -60,7 +60,8 @@ class Stage:
         use_at_once(self.ledger, "acme")
         self.why_not = ""
         self.may_scrape = True
-        self.surface = Surface(self.gateway, self.ledger, lambda: (self.why_not, 3), self.metrics, lambda _: self.may_scrape)  # type: ignore[arg-type]
+        ready = lambda: (self.why_not, {"closed_trees": 3, "deployments_down": 1})  # noqa: E731
+        self.surface = Surface(self.gateway, self.ledger, ready, self.metrics, lambda _: self.may_scrape)  # type: ignore[arg-type]
 
     async def metrics(self) -> bytes:
         return b"sluicegate_requests_total 1\n"
@@ -203,7 +204,7 @@ async def test_health_and_readiness(stage: Stage) -> None:
     for why_not, status in (("", 200), ("draining", 503), ("the ledger does not answer", 503)):
         stage.why_not = why_not
         ready = await stage.ask("/readyz", key="")
-        assert (ready.status, json.loads(ready.data)) == (status, {"status": why_not or "ready", "closed_trees": 3})
+        assert (ready.status, json.loads(ready.data)) == (status, {"status": why_not or "ready", "closed_trees": 3, "deployments_down": 1})
         assert (await stage.ask("/healthz", key="")).status == 200
 
 

@@ -1,32 +1,21 @@
-"""Metrics: plain integers per worker, added over all workers at the scrape.
+"""Metrics: plain integers per worker, added over all workers at the scrape (siblings.py), which are then written for Prometheus (exposition.py).
 
-`Metrics` is what one worker counts, cheap enough for every request. `Siblings` gives a worker's integers to the others over a Unix socket and
-collects theirs, so that whichever worker is scraped answers for all. `render` writes them in Prometheus' text format.
+`Metrics` is what one worker counts, cheap enough for every request.
 
 Invariants: no label value comes from a client (models that are not configured count as "unknown"); a table holds at most SERIES_MAX rows, what
-comes later counts under "other". Durations are microseconds, money nano-USD; only `render` converts.
-
-How it fails: a sibling that does not answer within 200 ms is left out of that scrape; the socket of one that has died is removed. Counters of a
-worker that has ended are gone with it, which Prometheus reads as a reset.
+comes later counts under "other". Durations are microseconds, money nano-USD.
 """
 
-import asyncio
-import os
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import msgspec
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
-from prometheus_client.metrics_core import Metric
 
 from sluicegate.core.record import Record
+from sluicegate.core.usage import Usage
 
 AT_ONCE = 64  # records counted together
 SERIES_MAX = 1_000  # rows per table
-ASK_S = 0.2
-SOCKET_PATH_MAX = 100  # bytes; the kernel's limit is 104 on macOS and 108 on Linux
 UNKNOWN, OTHER = "unknown", "other"
 
 # Upper bounds in microseconds.
@@ -100,6 +89,8 @@ class Counts(msgspec.Struct):
     journal_dropped: int = 0
     ledger_down: int = 0  # workers that cannot reach it
     workers: int = 1
+    deployments: dict[str, int] = {}  # workers, by deployment and what is the matter with it there, joined by a newline
+    probe_tokens: dict[str, int] = {}  # by deployment and direction, likewise
 
     def add(self, other: "Counts") -> None:
         """Adds another worker's."""
@@ -115,7 +106,7 @@ class Counts(msgspec.Struct):
             self.ledger.setdefault(verb, Histogram.over(FAST_US)).add(histogram)
         for outcome, histogram in other.waits.items():
             self.waits.setdefault(outcome, Histogram.over(SLOW_US)).add(histogram)
-        for name in ("refusals", "truncations", "overruns", "shadow_refusals", "limit_warnings"):
+        for name in ("refusals", "truncations", "overruns", "shadow_refusals", "limit_warnings", "deployments", "probe_tokens"):
             table: dict[str, int] = getattr(self, name)
             for key, value in getattr(other, name).items():
                 table[key] = table.get(key, 0) + value
@@ -125,15 +116,11 @@ class Counts(msgspec.Struct):
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
-_encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(Counts).decode
-
-
 class Metrics:
     """The integers of this worker.
 
-    `in_flight`, `waiting`, `held_output_tokens` and `ledger_up` are set by whoever knows: as they change, or in `refresh`, which is called before
-    they are read, also when a sibling asks. `journal` is asked then for (backlog, dropped).
+    `in_flight`, `waiting`, `held_output_tokens`, `deployments` and `ledger_up` are set by whoever knows: as they change, or in `refresh`, which is
+    called before they are read, also when a sibling asks. `journal` is asked then for (backlog, dropped).
     """
 
     def __init__(self, models: Callable[[str], bool], *, series_max: int = SERIES_MAX) -> None:
@@ -152,6 +139,8 @@ class Metrics:
         self._overhead = Histogram.over(FAST_US)
         self._loop_lag = Histogram.over(FAST_US)
         self._uncounted: list[Record] = []
+        self._probe_tokens: dict[str, int] = {}
+        self.deployments: dict[str, int] = {}
         self.in_flight = 0
         self.waiting = 0
         self.held_output_tokens = 0
@@ -215,6 +204,12 @@ class Metrics:
         """What is used of a limit has reached one of its marks."""
         self._count(self._limit_warnings, limit)
 
+    def probed(self, deployment: str, usage: Usage) -> None:
+        """A probe has used tokens, which no tenant is charged."""
+        for direction, tokens in (("input", usage.input_tokens), ("output", usage.output_tokens)):
+            key = f"{deployment}\n{direction}"
+            self._probe_tokens[key] = self._probe_tokens.get(key, 0) + (tokens or 0)
+
     def waited(self, outcome: str, waited_us: int) -> None:
         """A request's wait for a limit ended."""
         if outcome not in self._waits:
@@ -244,6 +239,8 @@ class Metrics:
             backlog,
             dropped,
             0 if self.ledger_up else 1,
+            deployments=self.deployments,
+            probe_tokens=self._probe_tokens,
         )
 
     def _new_row(self, record: Record) -> Row:
@@ -263,150 +260,3 @@ class Metrics:
         if key not in table and len(table) >= self._series_max:
             key = OTHER
         table[key] = table.get(key, 0) + 1
-
-
-# -- all workers --------------------------------------------------------------------------------------------------------------------------
-
-
-class Siblings:
-    """This worker's socket `worker-<pid>.sock` in a directory that all workers share, and the way to the others'."""
-
-    def __init__(self, directory: str | Path, metrics: Metrics) -> None:
-        self._directory = Path(directory)
-        self._metrics = metrics
-        self._path = self._directory / f"worker-{os.getpid()}.sock"
-        self._server: asyncio.Server | None = None
-
-    async def start(self) -> None:
-        """Serves our counts. Raises OSError if the directory cannot be used or its path is too long for a socket."""
-        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if len(os.fsencode(self._path)) > SOCKET_PATH_MAX:
-            raise OSError(f"path too long for a Unix socket ({SOCKET_PATH_MAX} bytes): {self._path}")
-        self._path.unlink(missing_ok=True)  # of a dead worker with our pid
-        self._server = await asyncio.start_unix_server(self._serve, self._path)
-        await asyncio.gather(*map(_ask, self._others()))  # removes the sockets of workers that were killed
-
-    async def stop(self) -> None:
-        """Closes and removes our socket."""
-        if self._server is not None:
-            self._server.close()
-            self._path.unlink(missing_ok=True)
-
-    async def scrape(self) -> bytes:
-        """The text of all workers together."""
-        total = _decode(_encode(self._metrics.counts()))  # a copy, to add to
-        for counts in await asyncio.gather(*map(_ask, self._others())):
-            if counts is not None:
-                total.add(counts)
-        return render(total)
-
-    def _others(self) -> list[Path]:
-        return [path for path in self._directory.glob("worker-*.sock") if path != self._path]
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(_encode(self._metrics.counts()))
-        writer.close()
-        try:
-            async with asyncio.timeout(ASK_S):
-                await writer.wait_closed()
-        except (OSError, TimeoutError):
-            writer.transport.abort()
-
-
-def _remove(path: Path) -> None:
-    path.unlink(missing_ok=True)
-
-
-async def _ask(path: Path) -> Counts | None:
-    """One sibling's counts; None if it does not answer in time. The socket of a dead one is removed."""
-    writer = None
-    try:
-        async with asyncio.timeout(ASK_S):
-            reader, writer = await asyncio.open_unix_connection(path)
-            return _decode(await reader.read(-1))
-    except ConnectionRefusedError:
-        _remove(path)
-    except (OSError, TimeoutError, msgspec.DecodeError):
-        pass
-    finally:
-        if writer is not None:
-            writer.close()
-    return None
-
-
-# -- Prometheus ---------------------------------------------------------------------------------------------------------------------------
-
-
-def render(counts: Counts) -> bytes:
-    """Prometheus' text format."""
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Collector(counts))
-    return generate_latest(registry)
-
-
-class _Collector:
-    def __init__(self, counts: Counts) -> None:
-        self._counts = counts
-
-    def collect(self) -> Iterator[Metric]:
-        counts = self._counts
-        yield from _requests(counts.rows)
-        yield _counter("sluicegate_refusals", "Requests refused by a limit.", "reason", counts.refusals)
-        yield _counter("sluicegate_truncations", "Streams ended before their end.", "why", counts.truncations)
-        yield _counter("sluicegate_meter_overruns", "Answers that were billed at more output than was metered.", "deployment", counts.overruns)
-        shadow = "Requests that a limit in mode shadow would have refused."
-        yield _counter("sluicegate_shadow_refusals", shadow, "limit", counts.shadow_refusals)
-        yield _counter("sluicegate_limit_warnings", "Warning marks that were reached.", "limit", counts.limit_warnings)
-        yield _histogram("sluicegate_wait_seconds", "Waits for a limit that was refusing (budget.queue).", "outcome", counts.waits)
-        yield _histogram("sluicegate_ledger_seconds", "Time of ledger calls.", "verb", counts.ledger)
-        firsts = {name: upstream.first_byte for name, upstream in counts.upstreams.items()}
-        yield _histogram("sluicegate_upstream_first_byte_seconds", "Time until an upstream's first byte.", "deployment", firsts)
-        totals = {name: upstream.total for name, upstream in counts.upstreams.items()}
-        yield _histogram("sluicegate_upstream_seconds", "Time of upstream calls.", "deployment", totals)
-        yield _histogram("sluicegate_overhead_seconds", "Time that the gateway itself added to a request.", "", {"": counts.overhead})
-        lag = "By how much timers of the event loop were late, looked at ten times a second."
-        yield _histogram("sluicegate_loop_lag_seconds", lag, "", {"": counts.loop_lag})
-        yield GaugeMetricFamily("sluicegate_in_flight", "Requests in progress.", counts.in_flight)
-        yield GaugeMetricFamily("sluicegate_waiting", "Requests that wait for a limit (budget.queue).", counts.waiting)
-        yield GaugeMetricFamily("sluicegate_held_output_tokens", "Output tokens granted to requests in progress.", counts.held_output_tokens)
-        yield GaugeMetricFamily("sluicegate_journal_backlog", "Settlements that the ledger has not acknowledged.", counts.journal_backlog)
-        yield CounterMetricFamily("sluicegate_journal_dropped", "Settlements lost because neither disk nor memory took them.", counts.journal_dropped)
-        yield GaugeMetricFamily("sluicegate_ledger_up", "1 if every worker reaches the ledger.", 0 if counts.ledger_down else 1)
-        yield GaugeMetricFamily("sluicegate_workers", "Workers that answered this scrape.", counts.workers)
-
-
-def _requests(rows: dict[str, Row]) -> Iterator[Metric]:
-    requests = CounterMetricFamily("sluicegate_requests", "Requests, by what the client was told.", labels=("model", "deployment", "status"))
-    models: dict[str, Row] = {}
-    for key, row in rows.items():
-        requests.add_metric(key.split("\n", 2), row.requests)
-        model = models.setdefault(key.partition("\n")[0], Row())
-        for name in Row.__struct_fields__:
-            setattr(model, name, getattr(model, name) + getattr(row, name))
-    yield requests
-    tokens = CounterMetricFamily("sluicegate_tokens", "Tokens charged; input includes cached, output reasoning.", labels=("direction", "model"))
-    cost = CounterMetricFamily("sluicegate_cost_usd", "Cost charged.", labels=("model",))
-    for name, row in models.items():
-        for direction in ("input", "output", "cached", "reasoning"):
-            tokens.add_metric((direction, name), getattr(row, f"{direction}_tokens"))
-        cost.add_metric((name,), row.cost_nano_usd / 1e9)
-    yield tokens
-    yield cost
-
-
-def _counter(name: str, text: str, label: str, table: dict[str, int]) -> Metric:
-    family = CounterMetricFamily(name, text, labels=(label,))
-    for value, count in table.items():
-        family.add_metric((value,), count)
-    return family
-
-
-def _histogram(name: str, text: str, label: str, table: dict[str, Histogram]) -> Metric:
-    family = HistogramMetricFamily(name, text, labels=(label,) if label else ())
-    for value, histogram in table.items():
-        buckets, total = [], 0
-        for bound_us, count in zip((*histogram.bounds, None), histogram.counts, strict=True):
-            total += count
-            buckets.append(("+Inf" if bound_us is None else str(bound_us / 1e6), total))
-        family.add_metric((value,) if label else (), buckets, histogram.sum_us / 1e6)
-    return family

@@ -11,8 +11,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from sluicegate.core.record import Attempt, Record
-from sluicegate.observe import metrics as module
-from sluicegate.observe.metrics import FAST_US, Histogram, Metrics, Siblings, render
+from sluicegate.observe import siblings as module
+from sluicegate.observe.exposition import render
+from sluicegate.observe.metrics import FAST_US, Histogram, Metrics
+from sluicegate.observe.siblings import Siblings
 
 MODELS = {"chat", "small"}
 

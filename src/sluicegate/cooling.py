@@ -1,0 +1,49 @@
+"""Cooldowns, told to all workers and heard from them: what one was refused for, none of the others tries.
+
+A cooldown goes out as the time of the ledger's clock at which it ends, since that is the one clock that replicas share. A worker that starts hears of
+those that are not over. What is heard is not told again, lasts an hour at most, and concerns deployments that are known here; the rest is ignored.
+"""
+
+from collections.abc import Callable
+
+import msgspec
+
+from sluicegate.bus import Bus, Message
+from sluicegate.core.waits import WAIT_MAX_MS
+from sluicegate.standings import Standings
+
+KIND = "cooldown"
+REASON_MAX = 200
+
+
+class Cooldown(msgspec.Struct, frozen=True):
+    """What is told of one. limited: a limit, and not that it is broken or our account there no good."""
+
+    deployment: str
+    until_ms: int
+    reason: str
+    limited: bool
+
+
+class Cooldowns:
+    """One worker's."""
+
+    def __init__(self, bus: Bus, standings: Standings, now_ms: Callable[[], int]) -> None:
+        """now_ms: the ledger's clock."""
+        self._bus = bus
+        self._standings = standings
+        self._now_ms = now_ms
+        standings.on_cooled = self._found
+        bus.subscribe(KIND, self._heard, earlier=True)
+
+    def _found(self, deployment: str, for_s: float, reason: str, limited: bool) -> None:
+        self._bus.publish(KIND, msgspec.to_builtins(Cooldown(deployment, self._now_ms() + int(for_s * 1000), reason, limited)))
+
+    def _heard(self, message: Message) -> None:
+        try:
+            told = msgspec.convert(message.data, Cooldown)
+        except msgspec.ValidationError:
+            return
+        left_ms = min(told.until_ms - self._now_ms(), WAIT_MAX_MS)
+        if left_ms > 0:
+            self._standings.cool(told.deployment, left_ms / 1000, told.reason[:REASON_MAX], told.limited)
