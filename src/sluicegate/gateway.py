@@ -167,7 +167,7 @@ class Gateway:
         model, standings = plan.model, self.standings
         order, leaves_for = model.deployments, model.leaves_for
         stays = (STAY_HEADER in trip.exchange.headers or STAY_FIELD in request.fields) and told_to_stay(trip.exchange.headers, request.fields)
-        if model.tiers or stays or standings.unwell:
+        if model.tiers or stays or standings.unwell or trip.attempts:
             order, leaves_for = self._order(trip, plan, stays), NOTHING if stays else leaves_for
         rejected: Reject | None = None
         for deployment in order:
@@ -200,7 +200,8 @@ class Gateway:
         raise standings.nowhere(order, rejected)
 
     def _order(self, trip: Trip, plan: Plan, stays: bool) -> tuple[Deployment, ...]:
-        """The deployments in the order for this request, where that is not always the same. stays: only those that are as good as the first."""
+        """The deployments in the order for this request, where that is not always the same: none twice, on however many routes it is. stays: only
+        those that are as good as the first."""
         model, standings = plan.model, self.standings
         order = model.deployments
         if model.tiers:
@@ -209,16 +210,18 @@ class Gateway:
             order = route.ordered(model, who, used, standings.in_flight, self._random)
         if stays:
             order = route.alike(model, order)
+        if trip.attempts:
+            order = _untried(trip, order)
         if standings.unwell:
             order = standings.healthy_first(order)
         trip.order = order
         return order
 
     def _larger(self, trip: Trip, plan: Plan) -> Plan | None:
-        """The plan at the model that takes what is too long for this one, if there is one and the key may use it. What was told of the limits until
-        now was told for another plan."""
+        """The plan at the model that takes what is too long for this one, if there is one, the key may use it, and it is anything new. What was told
+        of the limits until now was told for another plan."""
         key, name = plan.key, plan.model.context_fallback
-        if not name or (key.models is not None and name not in key.models):
+        if not name or (key.models is not None and name not in key.models) or not _untried(trip, trip.policy.models[name].deployments):
             return None
         larger = trip.plan = self.plans.of(key, trip.policy.models[name])
         trip.reply = trip.refset = None
@@ -315,6 +318,12 @@ class Gateway:
             attempt.figures, usage, meter, model=plan.model, deployment=attempt.deployment, key=plan.key, truncated=attempt.cut_short
         ):
             self._notices.overrun(attempt.deployment.id)
+
+
+def _untried(trip: Trip, order: tuple[Deployment, ...]) -> tuple[Deployment, ...]:
+    """Those that have not been called for this request."""
+    called = {attempt.deployment.id for attempt in trip.attempts}
+    return tuple([one for one in order if one.id not in called])
 
 
 @types.coroutine

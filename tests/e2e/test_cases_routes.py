@@ -243,6 +243,7 @@ async def test_one_budget_over_two_models_of_different_prices_is_not_exceeded(tm
 BIG = "\n  big: {deployments: [{provider: third, model: three, price: {input: 2, output: 4}}], max_output: 50}"
 TOO_LONG = {"status": 400, "message": "This model's maximum context length is 8 tokens.", "code": "context_length_exceeded"}
 LARGER = "    context_fallback: big"
+BIG_TOO = "\n      - {provider: third, model: three, price: {input: 0.5, output: 1.0}}"
 
 
 @STREAM
@@ -293,6 +294,22 @@ async def test_the_larger_one_is_asked_only_if_the_key_may(tmp_path: Path) -> No
             assert (told(answer), answer.code) == (expected, "context_length_exceeded")
         answer = await bench.raw(request(bench.body("sk-all", model="two"), "sk-all"))  # the larger one finds it too long as well
         assert (told(answer), answer.code) == ("400 mock/one:400,third/three:400", "context_length_exceeded")
+
+
+@pytest.mark.parametrize(
+    ("also", "expected"), [("", "400 mock/one:503,second/two:400"), (BIG_TOO, "200 mock/one:503,second/two:400,third/three:200")]
+)
+async def test_no_deployment_is_asked_twice_for_one_request(tmp_path: Path, also: str, expected: str) -> None:
+    """The larger model's route has those that have failed already: they are left out, and if nothing is left the 400 stands."""
+    others = f"""
+  big:
+    deployments:
+      - {{provider: mock, model: one, price: {{input: 0.5, output: 1.0}}}}
+      - {{provider: second, model: two, price: {{input: 0.5, output: 1.0}}}}{also}"""
+    async with running(tmp_path, more=resilience(), **route("", "", more=LARGER, others=others)) as bench:
+        bench.mock.fault(count=0, model="one", status=503)
+        bench.mock.fault(count=1, model="two", **TOO_LONG)
+        assert await tries(bench) == expected
 
 
 async def test_a_larger_one_that_refuses_tells_why(tmp_path: Path) -> None:
