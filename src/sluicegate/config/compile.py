@@ -40,7 +40,7 @@ class _Compiler(Compiling):
             self.problem(("ledger",), "is kept in one process's memory; with several workers use sqlite:///data/ledger.db or redis://")
         self.check_admin()
         self.check_marks(keys, models)
-        if not keys and not self.problems:
+        if not keys and not self.problems and config.admin.secret is None:
             self.problem(("tenants",), "have no key at all; nobody could call")
         return Policy(
             keys=keys,

@@ -16,7 +16,7 @@ GLOBAL = "*"
 _KINDS: tuple[ScopeKind, ...] = ("organization", "team", "project", "user")  # by depth
 
 
-class _Above(msgspec.Struct, frozen=True):
+class Above(msgspec.Struct, frozen=True):
     """What a tenant inherits."""
 
     tree: str
@@ -27,6 +27,11 @@ class _Above(msgspec.Struct, frozen=True):
     depth: int  # 0: nothing but the global limits is above
 
 
+def below_key(key: Key) -> Above:
+    """What a key's own keys inherit: its limits bind them too."""
+    return Above(key.tree, key.path, key.counters, key.models, key.priority, len(_KINDS))
+
+
 class TenantTree(Compiling):
     """Reads `tenants:`."""
 
@@ -34,6 +39,7 @@ class TenantTree(Compiling):
         super().__init__(config, environ, problems)
         self.global_limits = self.limits(config.tenants.limits)
         self.read: dict[bytes, Key] = {}  # by the digest of the secret
+        self.at: dict[str, Above] = {}  # what is inherited below each tenant, by its id
         self.digest_paths: dict[bytes, Path] = {}
 
     def keys(self) -> dict[bytes, Key]:
@@ -45,20 +51,20 @@ class TenantTree(Compiling):
 
     def organization(self, name: str, tenant: schema.Tenant) -> None:
         if not self.global_limits:
-            self.tenant(name, tenant, ("tenants", name), _Above(name, (), (), None, None, 0))
+            self.tenant(name, tenant, ("tenants", name), Above(name, (), (), None, None, 0))
             return
         everyone = Scope(GLOBAL, "global", GLOBAL)
-        above = _Above(GLOBAL, (everyone,), group(GLOBAL, everyone, self.global_limits), None, None, 0)
+        above = Above(GLOBAL, (everyone,), group(GLOBAL, everyone, self.global_limits), None, None, 0)
         self.tenant(name, tenant, ("tenants", name), above)
 
-    def tenant(self, name: str, tenant: schema.Tenant, where: Path, above: _Above) -> None:
+    def tenant(self, name: str, tenant: schema.Tenant, where: Path, above: Above) -> None:
         self.check_name(name, NAME, where)
         if above.depth >= len(_KINDS):
             self.problem(where, f"is too deep; the levels are {' > '.join(_KINDS)}")
             return
         parent = above.path[-1].id + "/" if above.depth else ""
         scope = Scope(parent + name, _KINDS[above.depth], name)
-        here = _Above(
+        here = Above(
             above.tree,
             (*above.path, scope),
             above.counters + self.counters(above.tree, scope, tenant.limits, (*where, "limits")),
@@ -66,6 +72,7 @@ class TenantTree(Compiling):
             tenant.priority or above.priority,
             above.depth + 1,
         )
+        self.at[scope.id] = here
         names: set[str] = set()
         for i, key in enumerate(tenant.keys):
             self.key(key, (*where, "keys", i), here)
@@ -75,7 +82,7 @@ class TenantTree(Compiling):
         for child, below in tenant.children.items():
             self.tenant(child, below, (*where, "children", child), here)
 
-    def key(self, key: schema.Key, where: Path, above: _Above) -> None:
+    def key(self, key: schema.Key, where: Path, above: Above) -> None:
         self.check_name(key.name, NAME, (*where, "name"))
         if not key.digest:
             self.problem(where, "needs key or sha256 (the SHA-256 of the key, in hex)")
@@ -85,8 +92,12 @@ class TenantTree(Compiling):
         if key.digest in self.digest_paths:
             self.problem(where, f"has the same secret as {show_path(self.digest_paths[key.digest])}")
         self.digest_paths[key.digest] = where
+        self.read[key.digest] = self.key_below(key, where, above)
+
+    def key_below(self, key: schema.Key, where: Path, above: Above) -> Key:
+        """A key of a tenant, or of another key."""
         scope = Scope(f"{above.path[-1].id}/@{key.name}", "key", key.name)
-        self.read[key.digest] = Key(
+        return Key(
             id=scope.id,
             name=key.name,
             tree=above.tree,

@@ -97,7 +97,7 @@ def load_text(text: str, environ: Mapping[str, str], file: str = "config") -> Lo
     try:
         config = Config.model_validate(tree.value, context={"environ": environ})
     except ValidationError as error:
-        problems += _schema_problems(error, problems)
+        problems += schema_problems(error, problems)
     else:
         try:
             policy = compile_policy(config, file, environ)
@@ -251,8 +251,8 @@ _PATTERNS = {
 }
 
 
-def _schema_problems(error: ValidationError, known: list[Problem]) -> Iterator[Problem]:
-    """What pydantic found, in our words; nothing that was found before at the same place."""
+def schema_problems(error: ValidationError, known: list[Problem], section: type[BaseModel] = Config) -> Iterator[Problem]:
+    """What pydantic found in a section, in our words; nothing that was found before at the same place."""
     before = {problem.path for problem in known}
     for details in error.errors(include_url=False, include_input=False):
         path = tuple(part for part in details["loc"] if part != "[key]")
@@ -260,13 +260,13 @@ def _schema_problems(error: ValidationError, known: list[Problem]) -> Iterator[P
         if isinstance(cause, LimitError):
             yield Problem(path + tuple(cause.path.split(".") if cause.path else ()), cause.message)
         elif path not in before:
-            yield Problem(path, _message(details, path))
+            yield Problem(path, _message(details, path, section))
 
 
-def _message(details: ErrorDetails, path: Path) -> str:
+def _message(details: ErrorDetails, path: Path, section: type[BaseModel]) -> str:
     kind, last = details["type"], str(path[-1]) if path else ""
     if kind == "extra_forbidden":
-        fields = _fields_at(path[:-1])
+        fields = _fields_at(path[:-1], section)
         near = get_close_matches(last, fields, 1)
         return "unknown field; " + (f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(fields))}")
     if kind == "string_pattern_mismatch" and last in _PATTERNS:
@@ -277,9 +277,8 @@ def _message(details: ErrorDetails, path: Path) -> str:
     return message[:1].lower() + message[1:]
 
 
-def _fields_at(path: Path) -> list[str]:
-    """The names of the fields that the section at a path may have."""
-    section: Any = Config
+def _fields_at(path: Path, section: Any) -> list[str]:
+    """The names of the fields that the section at a path below another may have."""
     for part in path:
         section = _below(section, part)
     return [field.alias or name for name, field in section.model_fields.items()] if _is_section(section) else []

@@ -1,0 +1,439 @@
+"""Keys and tenants that were made at run time, overrides of those of the file, and temporary increases: in the records' database.
+
+Every change is one transaction, which also raises `version`: whoever has seen one version asks for what has changed since. A key's row keeps the
+version that changed it; everything else is read as a whole when `tree_version` has risen. Of secrets there are only SHA-256 digests.
+
+The tables are made by whoever needs them first. A thread and a connection of their own: no look-up waits behind a batch of usage.
+
+How it fails: RecordsUnavailable after some seconds at most; Missing, Taken for what is not there, or there already, and then nothing was changed.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+from sqlalchemy import BigInteger, Column, Connection, Index, Integer, MetaData, Table, Text, delete, func, or_, select, text, update
+
+from sluicegate.records.database import Database
+from sluicegate.records.schema import CREATION_LOCK, insert
+
+TIMEOUT_S = 3.0
+CHAIN_MAX = 8  # keys above a key
+NEVER = 0
+
+T = TypeVar("T")
+
+
+class Missing(Exception):
+    """There is no such thing; its text is the id."""
+
+
+class Taken(Exception):
+    """There is one already; its text is the id."""
+
+
+class TenantRow(msgspec.Struct, frozen=True):
+    """A tenant. Lists are as they were written, None: left out."""
+
+    id: str  # its path: acme/team-a
+    parent: str  # "": none
+    limits: list[Any] = []
+    models: list[str] | None = None
+    priority: str = ""
+    metadata: dict[str, str] = {}
+    blocked: bool = False
+    created_ms: int = 0
+
+
+class KeyRow(msgspec.Struct, frozen=True):
+    """A key. late: it has got limits after it was made, which begin with what was used before."""
+
+    id: str  # acme/team-a/@laptop
+    owner: str  # a tenant's id; of a sub-key, its key's
+    name: str
+    limits: list[Any] = []
+    models: list[str] | None = None
+    cidr: list[str] = []
+    priority: str = ""
+    metadata: dict[str, str] = {}
+    expires_ms: int = NEVER
+    blocked: bool = False
+    late: bool = False
+    created_ms: int = 0
+    deleted_ms: int = NEVER
+
+    @property
+    def organization(self) -> str:
+        return self.id.partition("/")[0]
+
+
+class SecretRow(msgspec.Struct, frozen=True):
+    """One secret of a key, by its digest in hex. ends_ms: of the grace period, once it has been replaced."""
+
+    digest: str
+    key_id: str
+    last4: str
+    created_ms: int
+    ends_ms: int = NEVER
+
+
+class OverrideRow(msgspec.Struct, frozen=True):
+    """What is put over a tenant or key of the file; None: what the file says."""
+
+    id: str
+    limits: list[Any] | None = None
+    models: list[str] | None = None
+    blocked: bool | None = None
+    set_ms: int = 0
+
+
+class IncreaseRow(msgspec.Struct, frozen=True):
+    """An amount that a limit has more, for a time. limit: its identity in its scope, such as `usd:month`."""
+
+    id: str
+    scope_id: str
+    limit: str
+    amount: int
+    until_ms: int
+
+
+class Tree(msgspec.Struct, frozen=True):
+    """All but the keys, as of one version."""
+
+    version: int = 0
+    tenants: list[TenantRow] = []
+    overrides: list[OverrideRow] = []
+    increases: list[IncreaseRow] = []
+    organizations: list[str] = []  # that have keys with limits of their own
+    any_keys: bool = False
+
+
+class Found(msgspec.Struct, frozen=True):
+    """A secret, its key, and the keys above that, as far as they are here."""
+
+    secret: SecretRow
+    chain: list[KeyRow]
+
+
+class Version(msgspec.Struct, frozen=True):
+    """How far changes have come; `tree`: the last that was of more than a key."""
+
+    all: int
+    tree: int
+
+
+metadata = MetaData()
+_JSON = frozenset(("limits", "models", "cidr", "metadata"))
+
+
+def _table(name: str, row: type[msgspec.Struct], *more: Any, key: str = "id", nullable: frozenset[str] = frozenset()) -> Table:
+    columns = []
+    for field in msgspec.structs.fields(row):
+        number = field.type in (int, bool, bool | None)
+        columns.append(
+            Column(field.name, BigInteger if number else Text, primary_key=field.name == key, nullable=field.name in nullable, autoincrement=False)
+        )
+    return Table(name, metadata, *columns, *more)
+
+
+_MODELS = frozenset(("models",))
+state = Table(
+    "directory",
+    metadata,
+    Column("one", Integer, primary_key=True, autoincrement=False),
+    Column("version", BigInteger, nullable=False),
+    Column("tree_version", BigInteger, nullable=False),
+)
+tenants = _table("directory_tenants", TenantRow, Index("directory_tenants_below", "parent"), nullable=_MODELS)
+keys = _table(
+    "directory_keys",
+    KeyRow,
+    Column("organization", Text, nullable=False),
+    Column("version", BigInteger, nullable=False),
+    Index("directory_keys_of_organization", "organization"),
+    Index("directory_keys_of_owner", "owner"),
+    Index("directory_keys_changed", "version"),
+    nullable=_MODELS,
+)
+secrets = _table("directory_secrets", SecretRow, Index("directory_secrets_of_key", "key_id"), key="digest")
+overrides = _table("directory_overrides", OverrideRow, nullable=frozenset(("limits", "models", "blocked")))
+increases = _table("directory_increases", IncreaseRow)
+
+
+def _values(row: msgspec.Struct) -> dict[str, Any]:
+    """As the database has it."""
+    found = {}
+    for name in row.__struct_fields__:
+        value = getattr(row, name)
+        if name in _JSON:
+            value = None if value is None else msgspec.json.encode(value).decode()
+        found[name] = int(value) if isinstance(value, bool) else value
+    return found
+
+
+def _row(kind: type[T], found: Any) -> T:
+    """As it was written."""
+    values = {name: found._mapping[name] for name in kind.__struct_fields__}  # type: ignore[attr-defined]
+    for name in _JSON & values.keys():
+        if values[name] is not None:
+            values[name] = msgspec.json.decode(values[name])
+    return msgspec.convert(values, kind, strict=False)
+
+
+class Directory:
+    """The tables, for one process."""
+
+    def __init__(self, url: str, timeout_s: float = TIMEOUT_S) -> None:
+        self._database = Database(url, timeout_s)
+        self._made = -1  # in which session the tables were looked at
+
+    async def close(self) -> None:
+        await self._database.close()
+
+    async def call(self, work: Callable[[Connection], T], *, reading: bool = False) -> T:
+        """Runs a function of this module in a transaction."""
+        if self._made != self._database.session:
+            await self._database.call(_prepare)
+            self._made = self._database.session
+        return await self._database.call(work, reading=reading)
+
+
+def _prepare(connection: Connection) -> None:
+    if connection.dialect.name == "postgresql":
+        connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": CREATION_LOCK})
+    metadata.create_all(connection)
+    connection.execute(insert(connection, state).values(one=1, version=0, tree_version=0).on_conflict_do_nothing())
+
+
+# -- reading --------------------------------------------------------------------------------------------------------------------------------
+
+
+def version(connection: Connection) -> Version:
+    """How far changes have come."""
+    found = connection.execute(select(state.c.version, state.c.tree_version)).one()
+    return Version(*found)
+
+
+def tree(connection: Connection) -> Tree:
+    """All but the keys."""
+    return Tree(
+        version(connection).all,
+        [_row(TenantRow, row) for row in connection.execute(select(tenants).order_by(tenants.c.id))],
+        [_row(OverrideRow, row) for row in connection.execute(select(overrides))],
+        [_row(IncreaseRow, row) for row in connection.execute(select(increases))],
+        list(connection.execute(select(keys.c.organization).where(keys.c.limits != "[]", keys.c.deleted_ms == NEVER).distinct()).scalars()),
+        connection.execute(select(secrets.c.digest).limit(1)).first() is not None,
+    )
+
+
+def changed(connection: Connection, since: int) -> list[str]:
+    """Ids of keys that have changed after a version."""
+    return list(connection.execute(select(keys.c.id).where(keys.c.version > since)).scalars())
+
+
+def find(connection: Connection, digest: str) -> Found | None:
+    """Whose a secret is."""
+    secret = connection.execute(select(secrets).where(secrets.c.digest == digest)).first()
+    if secret is None:
+        return None
+    found = _row(SecretRow, secret)
+    return Found(found, chain(connection, found.key_id))
+
+
+def chain(connection: Connection, key_id: str) -> list[KeyRow]:
+    """A key and those above it, itself first; empty if it is not here."""
+    rows: list[KeyRow] = []
+    while len(rows) < CHAIN_MAX and (found := connection.execute(select(keys).where(keys.c.id == key_id)).first()) is not None:
+        rows.append(_row(KeyRow, found))
+        key_id = rows[-1].owner
+        if "/@" not in key_id:
+            break
+    return rows
+
+
+def limited(connection: Connection, organization: str, after: str, limit: int) -> list[KeyRow]:
+    """Keys with limits of their own, by id. organization: "*" for those of all."""
+    some = select(keys).where(keys.c.limits != "[]", keys.c.deleted_ms == NEVER, keys.c.id > after).order_by(keys.c.id).limit(limit)
+    if organization != "*":
+        some = some.where(keys.c.organization == organization)
+    return [_row(KeyRow, row) for row in connection.execute(some)]
+
+
+def list_keys(connection: Connection, below: str, after: str, limit: int, deleted: bool) -> list[tuple[KeyRow, list[SecretRow]]]:
+    """Keys by id, with their secrets. below: of a tenant (or key) and all under it; "": of all."""
+    some = select(keys).where(keys.c.id > after).order_by(keys.c.id).limit(limit)
+    if below:
+        some = some.where(keys.c.id.startswith(below + "/", autoescape=True))
+    if not deleted:
+        some = some.where(keys.c.deleted_ms == NEVER)
+    rows = [_row(KeyRow, row) for row in connection.execute(some)]
+    of: dict[str, list[SecretRow]] = {row.id: [] for row in rows}
+    for found in connection.execute(select(secrets).where(secrets.c.key_id.in_(list(of))).order_by(secrets.c.created_ms)):
+        of[found.key_id].append(_row(SecretRow, found))
+    return [(row, of[row.id]) for row in rows]
+
+
+def list_tenants(connection: Connection, after: str, limit: int) -> list[TenantRow]:
+    """Tenants by id."""
+    return [_row(TenantRow, row) for row in connection.execute(select(tenants).where(tenants.c.id > after).order_by(tenants.c.id).limit(limit))]
+
+
+def get_key(connection: Connection, key_id: str) -> tuple[KeyRow, list[SecretRow]]:
+    """A key that was not deleted, with its secrets. Raises Missing."""
+    found = connection.execute(select(keys).where(keys.c.id == key_id, keys.c.deleted_ms == NEVER)).first()
+    if found is None:
+        raise Missing(key_id)
+    of = connection.execute(select(secrets).where(secrets.c.key_id == key_id).order_by(secrets.c.created_ms))
+    return _row(KeyRow, found), [_row(SecretRow, row) for row in of]
+
+
+def get_tenant(connection: Connection, tenant_id: str) -> TenantRow:
+    """Raises Missing."""
+    found = connection.execute(select(tenants).where(tenants.c.id == tenant_id)).first()
+    if found is None:
+        raise Missing(tenant_id)
+    return _row(TenantRow, found)
+
+
+# -- changing -------------------------------------------------------------------------------------------------------------------------------
+
+
+def _raised(connection: Connection, of_tree: bool) -> int:
+    """The version of this change. Held until the transaction ends, so versions become visible in order."""
+    raised: dict[str, Any] = {"version": state.c.version + 1}
+    if of_tree:
+        raised["tree_version"] = state.c.version + 1
+    return int(connection.execute(update(state).values(raised).returning(state.c.version)).scalar_one())
+
+
+def create_key(connection: Connection, row: KeyRow, secret: SecretRow) -> None:
+    """A key with its first secret. One that was deleted may come back, and goes on counting. Raises Taken."""
+    # Of the first key of all, and of an organization's first with limits, all workers must know that there are any.
+    number = _raised(connection, of_tree=_first(connection, row))
+    before = connection.execute(select(keys.c.deleted_ms).where(keys.c.id == row.id)).scalar()
+    if before == NEVER:
+        raise Taken(row.id)
+    connection.execute(delete(keys).where(keys.c.id == row.id))
+    late = row.late or (before is not None and bool(row.limits))
+    connection.execute(keys.insert().values(**(_values(row) | {"late": int(late)}), organization=row.organization, version=number))
+    connection.execute(secrets.insert().values(_values(secret)))
+
+
+def _first(connection: Connection, row: KeyRow) -> bool:
+    if connection.execute(select(secrets.c.digest).limit(1)).first() is None:
+        return True
+    same = select(keys.c.id).where(keys.c.organization == row.organization, keys.c.limits != "[]", keys.c.deleted_ms == NEVER)
+    return bool(row.limits) and connection.execute(same.limit(1)).first() is None
+
+
+def change_key(connection: Connection, key_id: str, changes: Mapping[str, Any]) -> tuple[KeyRow, KeyRow]:
+    """Other values for fields of a key; as it was, and is. Raises Missing."""
+    before, _ = get_key(connection, key_id)
+    after = msgspec.structs.replace(before, **changes)
+    number = _raised(connection, of_tree=bool(after.limits) and _first(connection, after))
+    connection.execute(update(keys).where(keys.c.id == key_id).values(**_values(after), version=number))
+    return before, after
+
+
+def add_secret(connection: Connection, secret: SecretRow, others_end_ms: int) -> list[SecretRow]:
+    """One more secret of a key, whose others end then, unless sooner; these, as they now are. Raises Missing."""
+    get_key(connection, secret.key_id)
+    number = _raised(connection, of_tree=False)
+    later = or_(secrets.c.ends_ms == NEVER, secrets.c.ends_ms > others_end_ms)
+    connection.execute(update(secrets).where(secrets.c.key_id == secret.key_id, later).values(ends_ms=others_end_ms))
+    connection.execute(secrets.insert().values(_values(secret)))
+    connection.execute(update(keys).where(keys.c.id == secret.key_id).values(version=number))
+    return get_key(connection, secret.key_id)[1]
+
+
+def delete_key(connection: Connection, key_id: str, now_ms: int) -> KeyRow:
+    """Its id stays known, so that it counts on should it come back; its secrets are gone, and so are keys below it. Raises Missing."""
+    before, _ = get_key(connection, key_id)
+    number = _raised(connection, of_tree=False)
+    below = or_(keys.c.id == key_id, keys.c.id.startswith(key_id + "/@", autoescape=True))
+    ids = list(connection.execute(select(keys.c.id).where(below)).scalars())
+    connection.execute(delete(secrets).where(secrets.c.key_id.in_(ids)))
+    connection.execute(update(keys).where(keys.c.id.in_(ids), keys.c.deleted_ms == NEVER).values(deleted_ms=now_ms, version=number))
+    return before
+
+
+def create_tenant(connection: Connection, row: TenantRow) -> None:
+    """Raises Taken."""
+    _raised(connection, of_tree=True)
+    if connection.execute(select(tenants.c.id).where(tenants.c.id == row.id)).first() is not None:
+        raise Taken(row.id)
+    connection.execute(tenants.insert().values(_values(row)))
+
+
+def change_tenant(connection: Connection, tenant_id: str, changes: Mapping[str, Any]) -> tuple[TenantRow, TenantRow]:
+    """Other values for fields of a tenant; as it was, and is. Raises Missing."""
+    _raised(connection, of_tree=True)
+    before = get_tenant(connection, tenant_id)
+    after = msgspec.structs.replace(before, **changes)
+    connection.execute(update(tenants).where(tenants.c.id == tenant_id).values(_values(after)))
+    return before, after
+
+
+def delete_tenant(connection: Connection, tenant_id: str) -> TenantRow:
+    """Raises Missing; Taken while there are tenants or keys below it, and names one."""
+    _raised(connection, of_tree=True)
+    before = get_tenant(connection, tenant_id)
+    child = connection.execute(select(tenants.c.id).where(tenants.c.parent == tenant_id).limit(1)).scalar()
+    child = child or connection.execute(select(keys.c.id).where(keys.c.owner == tenant_id, keys.c.deleted_ms == NEVER).limit(1)).scalar()
+    if child is not None:
+        raise Taken(child)
+    connection.execute(delete(tenants).where(tenants.c.id == tenant_id))
+    return before
+
+
+def set_override(connection: Connection, row: OverrideRow) -> OverrideRow | None:
+    """Puts it in the place of an earlier one, which is returned."""
+    _raised(connection, of_tree=True)
+    before = _override(connection, row.id)
+    connection.execute(delete(overrides).where(overrides.c.id == row.id))
+    connection.execute(overrides.insert().values(_values(row)))
+    return before
+
+
+def remove_override(connection: Connection, id: str) -> OverrideRow:
+    """Raises Missing."""
+    _raised(connection, of_tree=True)
+    before = _override(connection, id)
+    if before is None:
+        raise Missing(id)
+    connection.execute(delete(overrides).where(overrides.c.id == id))
+    return before
+
+
+def _override(connection: Connection, id: str) -> OverrideRow | None:
+    found = connection.execute(select(overrides).where(overrides.c.id == id)).first()
+    return _row(OverrideRow, found) if found is not None else None
+
+
+def add_increase(connection: Connection, row: IncreaseRow, now_ms: int) -> None:
+    """Those that are over are forgotten."""
+    _raised(connection, of_tree=True)
+    connection.execute(delete(increases).where(increases.c.until_ms <= now_ms))
+    connection.execute(increases.insert().values(_values(row)))
+
+
+def remove_increase(connection: Connection, id: str) -> IncreaseRow:
+    """Raises Missing."""
+    _raised(connection, of_tree=True)
+    found = connection.execute(select(increases).where(increases.c.id == id)).first()
+    if found is None:
+        raise Missing(id)
+    connection.execute(delete(increases).where(increases.c.id == id))
+    return _row(IncreaseRow, found)
+
+
+def count_keys(connection: Connection) -> int:
+    """Those that were not deleted."""
+    return int(connection.execute(select(func.count()).select_from(keys).where(keys.c.deleted_ms == NEVER)).scalar_one())
+
+
+def add_keys(connection: Connection, rows: Sequence[tuple[KeyRow, SecretRow]]) -> None:
+    """Many new keys in one change: of an import."""
+    number = _raised(connection, of_tree=True)
+    connection.execute(keys.insert(), [{**_values(row), "organization": row.organization, "version": number} for row, _ in rows])
+    connection.execute(secrets.insert(), [_values(secret) for _, secret in rows])
