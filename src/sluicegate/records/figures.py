@@ -34,8 +34,7 @@ def counts(record: Record) -> list[int]:
         found[3] = 1
     if record.status == TOO_MANY:
         found[2] = 1
-    attempts = record.attempts
-    if len(attempts) > 1 and record.status == 200 and any(attempt.deployment != attempts[0].deployment for attempt in attempts):
+    if fell_back(record):
         found[4] = 1
     if record.cache == "hit":
         found[5] = 1
@@ -44,6 +43,12 @@ def counts(record: Record) -> list[int]:
         found[len(COUNTS) + bisect_left(BOUNDS_US, record.latency_us)] = 1
     found[7], found[8], found[9] = record.cached_tokens, record.cache_write_tokens, record.reasoning_tokens
     return found
+
+
+def fell_back(record: Record) -> bool:
+    """Whether another deployment answered than the first that was asked."""
+    attempts = record.attempts
+    return len(attempts) > 1 and record.status == 200 and attempts[-1].deployment != attempts[0].deployment
 
 
 def quantile_us(latencies: Sequence[int], share: float) -> int | None:

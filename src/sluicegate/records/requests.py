@@ -16,7 +16,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from sluicegate.core.labels import plain
 from sluicegate.core.record import Record, Spent
-from sluicegate.records.figures import EXPIRED, counts
+from sluicegate.records.figures import EXPIRED, counts, fell_back
 from sluicegate.records.schema import requests
 
 COLUMNS = [column.name for column in requests.c]
@@ -109,6 +109,7 @@ def _row(request_id: str, request: Request) -> tuple[Any, ...]:
         plain(record.error, WORD_MAX),
         _encode(record.attempts).decode() if record.attempts else "[]",
         len(record.attempts),
+        int(fell_back(record)),
         request.input_tokens,
         record.cached_tokens,
         record.cache_write_tokens,

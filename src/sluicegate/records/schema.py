@@ -81,7 +81,7 @@ requests = Table(
     *(_number(name) for name in ("stream", "status")),
     *(_word(name) for name in ("finish", "refusal", "truncated", "error")),
     _word("attempts"),  # JSON, in order
-    *(_number(name) for name in ("tries", "input_tokens", "cached_tokens", "cache_write_tokens", "output_tokens", "reasoning_tokens")),
+    *(_number(name) for name in ("tries", "fell_back", "input_tokens", "cached_tokens", "cache_write_tokens", "output_tokens", "reasoning_tokens")),
     _word("source"),  # of the tokens: reported, counted, partly, held
     _number("cost_nano_usd"),
     _word("cost_source"),

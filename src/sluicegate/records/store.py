@@ -17,12 +17,15 @@ How it fails: RecordsUnavailable after some seconds at most (database.py). The o
 
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 
 from sqlalchemy import Connection, Table, case, delete, literal, or_, select, update
 
-from sluicegate.records import requests, retention
+from sluicegate.core.limits import Unit
+from sluicegate.records import queries, requests, retention, rollups
 from sluicegate.records import sums as totals
 from sluicegate.records.database import Database
+from sluicegate.records.queries import PAGE, Question, RequestPage, Usage
 from sluicegate.records.requests import Counted, Line
 from sluicegate.records.retention import KEPT, Kept
 from sluicegate.records.rows import NotLeading, RecordsBehind, RecordsUnavailable, Sum, TreeRow, UsageRow, WorkerRow
@@ -92,6 +95,28 @@ class Records:
     async def sums(self, sums: Sequence[Sum]) -> list[int | dict[int, int]]:
         """The answers as of one moment, in the order of the questions."""
         return await self._database.call(lambda connection: totals.answer(connection, sums), snapshot=True, reading=True)
+
+    # -- questions ------------------------------------------------------------------------------------------------------------------------
+
+    async def usage(self, question: Question, limit: int = PAGE, after: str = "") -> Usage:
+        """What was used, by groups: a page of them. Raises ValueError for a question that cannot be."""
+        found = await self._database.call(lambda connection: queries.usage(connection, question), snapshot=True, reading=True)
+        return found.usage(limit, after)
+
+    async def daily(self, filters: Mapping[str, Sequence[str]], unit: Unit, days: int, now_ms: int) -> list[tuple[str, int]]:
+        """What was used of a unit on each of the last days, in UTC; the present one is the last. Raises ValueError."""
+        return await self._database.call(lambda connection: queries.daily(connection, filters, unit, days, now_ms), snapshot=True, reading=True)
+
+    async def requests(self, question: Question, limit: int = PAGE, after: str = "") -> RequestPage:
+        """Requests that fit, the newest first. Raises ValueError for a question that cannot be."""
+        return await self._database.call(lambda connection: queries.request_page(connection, question, limit, after), reading=True)
+
+    async def build_sums(self) -> int:
+        """Sums up days of which there are rows only; returns how many requests they had. Each is a transaction."""
+        found = 0
+        for day_s in await self._database.call(rollups.days, reading=True):
+            found += await self._database.call(partial(rollups.build, day_s=day_s))
+        return found
 
     # -- workers --------------------------------------------------------------------------------------------------------------------------
 

@@ -67,14 +67,14 @@ def spans(one: Sum, kept_from_s: int, quarters_from_s: int = 0) -> list[Span]:
         if end_s < from_s:
             end_s = -(-end_s // span_s) * span_s
     if not one.slice_ms:
-        return _cover(start_s, end_s, list(SPANS_S))
+        return cover(start_s, end_s, list(SPANS_S))
     if one.slice_ms >= COARSE_SLICE_MS:
-        return _cover(start_s, end_s, [usage_quarters, usage])
-    past = _cover(start_s, min(end_s, kept_from_s), [usage_quarters])  # too coarse, but there is nothing else
-    return past + _cover(max(start_s, kept_from_s), end_s, [usage])
+        return cover(start_s, end_s, [usage_quarters, usage])
+    past = cover(start_s, min(end_s, kept_from_s), [usage_quarters])  # too coarse, but there is nothing else
+    return past + cover(max(start_s, kept_from_s), end_s, [usage])
 
 
-def _cover(from_s: int, to_s: int, tables: list[Table]) -> list[Span]:
+def cover(from_s: int, to_s: int, tables: list[Table]) -> list[Span]:
     """From the coarsest table what it has whole, the rest from the others."""
     if from_s >= to_s:
         return []
@@ -83,8 +83,8 @@ def _cover(from_s: int, to_s: int, tables: list[Table]) -> list[Span]:
         return [(table, from_s, to_s)]
     first_s, last_s = -(-from_s // SPANS_S[table]) * SPANS_S[table], to_s // SPANS_S[table] * SPANS_S[table]
     if first_s >= last_s:
-        return _cover(from_s, to_s, finer)
-    return [*_cover(from_s, first_s, finer), (table, first_s, last_s), *_cover(last_s, to_s, finer)]
+        return cover(from_s, to_s, finer)
+    return [*cover(from_s, first_s, finer), (table, first_s, last_s), *cover(last_s, to_s, finer)]
 
 
 def query(table: Table, one: Sum, scopes: set[str], from_s: int, to_s: int) -> Select[Any]:

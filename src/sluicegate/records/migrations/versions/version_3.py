@@ -17,7 +17,18 @@ WORDS = {
 }
 ROW = (
     *("time_ms", "tree", "tenant", "key_id", "model", "deployment", "provider", "dialect", "stream", "status", "finish", "refusal", "truncated"),
-    *("error", "attempts", "tries", "input_tokens", "cached_tokens", "cache_write_tokens", "output_tokens", "reasoning_tokens", "source"),
+    *(
+        "error",
+        "attempts",
+        "tries",
+        "fell_back",
+        "input_tokens",
+        "cached_tokens",
+        "cache_write_tokens",
+        "output_tokens",
+        "reasoning_tokens",
+        "source",
+    ),
     *("cost_nano_usd", "cost_source", "cache", "held", "latency_us", "first_byte_us", "overhead_us", "waited_us", "client_gone", "client_user"),
     *("tags", "client_id", "shadow", "ended"),
 )

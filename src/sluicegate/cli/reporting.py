@@ -1,0 +1,170 @@
+"""`report`: who has used what, from the records or from a log of requests; and `records sum`, for rows that came in by other ways."""
+
+import asyncio
+import csv
+import io
+import re
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.table import Table
+
+from sluicegate.cli.console import DEFAULT_CONFIG, ConfigFile, EnvFile, InputError, console, loaded
+from sluicegate.core.record import Record
+from sluicegate.records.queries import Figures, Group, Question, Sums, Usage
+from sluicegate.records.store import Records
+
+BUILD_TIMEOUT_S = 3_600.0  # of one day's rows
+REPORT_TIMEOUT_S = 60.0
+GROUPS_MAX = 1_000_000
+TOTAL = "total"
+
+
+class Format(StrEnum):
+    """How a report is printed."""
+
+    table = "table"
+    csv = "csv"
+    json = "json"
+
+
+By = Annotated[str, typer.Option("--by", metavar="NAMES", help="Of tenant, key, model, deployment, provider, day, hour, label, tag:NAME; by commas.")]
+Since = Annotated[str, typer.Option("--since", metavar="TIME", help="2026-11-30 or 2026-11-30T14:00, in UTC; the first that counts.")]
+Until = Annotated[str, typer.Option("--until", metavar="TIME", help="The first that does not count any more.")]
+Log = Annotated[Path | None, typer.Option("--log", metavar="FILE", help="A log of requests (`log: {access: json}`) instead; - for standard input.")]
+
+
+def report(
+    by: By = "key,model",
+    since: Since = "",
+    until: Until = "",
+    form: Annotated[Format, typer.Option("--format", help="How it is printed.")] = Format.table,
+    log: Log = None,
+    config: ConfigFile = DEFAULT_CONFIG,
+    env_file: EnvFile = None,
+) -> None:
+    """Print who has used what: requests, 429s, errors, cache hits, fallbacks, tokens, cost, latencies."""
+    names = tuple(name.strip() for name in by.split(",") if name.strip())
+    question = Question(names, {}, _time_ms("--since", since), _time_ms("--until", until))
+    try:
+        sums = Sums(names)
+    except ValueError as error:
+        raise InputError(f"--by: {str(error).partition(': ')[2]}") from None
+    if log is not None:
+        _read_log(log, question, sums)
+        usage = sums.usage(GROUPS_MAX)
+    else:
+        usage = asyncio.run(_ask(loaded(config, env_file).config.records, question))
+    match form:
+        case Format.json:
+            print(msgspec.json.encode(usage).decode())
+        case Format.csv:
+            sys.stdout.write(_csv(names, usage))
+        case Format.table:
+            console.print(_table(names, usage), highlight=False)
+
+
+def build_sums(config: ConfigFile = DEFAULT_CONFIG, env_file: EnvFile = None) -> None:
+    """Sum up days of which there are rows of requests only, such as imported ones. Days that have sums stay as they are."""
+
+    async def build(url: str) -> int:
+        records = Records(url, BUILD_TIMEOUT_S)
+        try:
+            return await records.build_sums()
+        finally:
+            await records.close()
+
+    console.print(f"{asyncio.run(build(loaded(config, env_file).config.records))} requests were summed up", highlight=False)
+
+
+async def _ask(url: str, question: Question) -> Usage:
+    records = Records(url, REPORT_TIMEOUT_S)
+    try:
+        return await records.usage(question, GROUPS_MAX)
+    finally:
+        await records.close()
+
+
+def _time_ms(option: str, text: str) -> int:
+    if not text:
+        return 0
+    try:
+        return int(datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp() * 1000)
+    except ValueError:
+        raise InputError(f"{option}: {text!r} is no time such as 2026-11-30 or 2026-11-30T14:00") from None
+
+
+def _read_log(file: Path, question: Question, sums: Sums) -> None:
+    """Lines that are no records (the log of the gateway itself) are passed over, as are requests without a key."""
+    decode = msgspec.json.Decoder(Record).decode
+    lines = sys.stdin.buffer if str(file) == "-" else file.open("rb")
+    with lines:
+        for line in lines:
+            try:
+                record = decode(line)
+            except msgspec.DecodeError:
+                continue
+            if record.key_id and record.time_ms >= question.start_ms and (not question.end_ms or record.time_ms < question.end_ms):
+                sums.add_record(record)
+
+
+COLUMNS = {
+    "requests": "requests",
+    "429s": "throttled",
+    "errors": "errors",
+    "cache hits": "cache_hits",
+    "fallbacks": "fallbacks",
+    "input tokens": "input_tokens",
+    "cached": "cached_tokens",
+    "output tokens": "output_tokens",
+}
+
+
+def _cells(figures: Figures) -> list[str]:
+    """By COLUMNS, then money and latencies."""
+    usd = f"{figures.cost_nano_usd // 10**9}.{figures.cost_nano_usd % 10**9:09d}"
+    return [*(str(getattr(figures, field)) for field in COLUMNS.values()), usd, _ms(figures.p50_us), _ms(figures.p95_us)]
+
+
+def _ms(latency_us: int | None) -> str:
+    return "" if latency_us is None else f"{latency_us / 1000:.0f}"
+
+
+HEADS = (*COLUMNS, "USD", "p50 ms", "p95 ms")
+
+
+def _table(names: Sequence[str], usage: Usage) -> Table:
+    table = Table(*names, box=None, pad_edge=False)
+    for head in HEADS:
+        table.add_column(head, justify="right")
+    for group in usage.groups:
+        table.add_row(*(_shown(group, name) for name in names), *_cells(group.figures))
+    if names:
+        table.add_section()
+    table.add_row(*[TOTAL, *[""] * len(names)][: len(names)], *_cells(usage.total))
+    return table
+
+
+def _shown(group: Group, name: str) -> str:
+    return group.group[name].replace("[", r"\[") or "-"
+
+
+def _csv(names: Sequence[str], usage: Usage) -> str:
+    """One line a group; without the total, which whoever reads it can add up."""
+    text = io.StringIO()
+    out = csv.writer(text, lineterminator="\n")
+    out.writerow([*names, *(re.sub(r"\W+", "_", head.lower()) for head in HEADS)])
+    for group in usage.groups:
+        out.writerow([*(_cell(group.group[name]) for name in names), *_cells(group.figures)])
+    return text.getvalue()
+
+
+def _cell(text: str) -> str:
+    """No spreadsheet takes it for a formula: labels are whatever a client has sent."""
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
