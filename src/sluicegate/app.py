@@ -25,6 +25,7 @@ import structlog
 
 from sluicegate.bus import Bus
 from sluicegate.bus_channels import channel_of
+from sluicegate.auth import Credentials
 from sluicegate.chaos import Chaos
 from sluicegate.config.load import Loaded
 from sluicegate.cooling import Cooldowns
@@ -274,7 +275,7 @@ class Worker:
         await self.recovery.take_up(trees, TAKE_UP_S)
         self._loaded, self._config = loaded, config
         self.notices.know(itertools.chain.from_iterable(trees.values()))
-        self.gateway.apply(policy, self._observers(loaded), config.server.max_body)
+        self.gateway.apply(policy, Credentials(policy.keys), self._observers(loaded), config.server.max_body)
         self._upkeep.hold_for(policy.budget.hold_ttl_ms)
         if self.server is not None:
             _let_go(self.server, loaded)

@@ -34,6 +34,7 @@ from sluicegate.idempotency import Idempotency
 from sluicegate.ledger.contract import Ledger, LedgerRecovering, LedgerUnavailable
 from sluicegate.observe.notices import Notices
 from sluicegate.outbox import Outbox
+from sluicegate.records.rows import RecordsUnavailable
 from sluicegate.reject import Reject
 from sluicegate.relay import Relay
 from sluicegate.standings import Standings
@@ -71,7 +72,7 @@ class Gateway:
         self.plans = Plans()
         self.holding = Holding(ledger, outbox, self.plans, learned, on_swept, notices, clock)
         self._notices = notices
-        self.identify = Credentials(policy.keys).identify
+        self.credentials = Credentials(policy.keys)
         self._ledger = ledger
         self.calls = Calls(pools, ledger, learned, clock, time_ms)
         self._learned = learned
@@ -92,7 +93,7 @@ class Gateway:
         trip = Trip(self._new_id(), exchange, dialect, self.policy, self._time_ms())
         self.trips.add(trip)
         try:
-            trip.key = self.identify(exchange.headers)
+            trip.key = self.credentials.known(exchange.headers) or await self.who(exchange)
             body = exchange.take_body(self._max_body_bytes) or await exchange.read_body(self._max_body_bytes)
             trip.request = dialect.read_request(body)
             if telling.HEADER in exchange.headers:
@@ -148,11 +149,18 @@ class Gateway:
         for observe in self._observers:
             observe(record)
 
-    def apply(self, policy: Policy, observers: Sequence[Callable[[Record], None]], max_body_bytes: int) -> None:
+    async def who(self, exchange: Exchange) -> Key:
+        """Who asks. Raises Reject."""
+        try:
+            return self.credentials.known(exchange.headers) or await self.credentials.find(exchange.headers, exchange.peer)
+        except RecordsUnavailable:
+            raise reject.keys_unavailable() from None
+
+    def apply(self, policy: Policy, credentials: Credentials, observers: Sequence[Callable[[Record], None]], max_body_bytes: int) -> None:
         """Serves what comes from now on under this policy."""
         self.policy = policy
         self._observers = observers
-        self.identify = Credentials(policy.keys).identify
+        self.credentials = credentials
         self.standings.apply(policy)
         self._max_body_bytes = max_body_bytes
 
@@ -281,7 +289,7 @@ class Gateway:
     async def count(self, exchange: Exchange, read_request: Callable[[bytes], Request]) -> int:
         """Input tokens of a request that is not to be served, at the first deployment of its model: estimated, or where that cannot be, what would be
         held. Raises Reject, ClientGone."""
-        policy, key = self.policy, self.identify(exchange.headers)
+        policy, key = self.policy, await self.who(exchange)
         try:
             request = read_request(await exchange.read_body(self._max_body_bytes))
             model = self._plan(policy, key, request).model

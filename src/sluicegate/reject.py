@@ -70,6 +70,27 @@ def unauthenticated(presented: bool) -> Reject:
     return Reject(401, "invalid_request_error", "invalid_api_key", text)
 
 
+def key_blocked() -> Reject:
+    """401: whoever blocked it knows why."""
+    return Reject(401, "invalid_request_error", "key_blocked", "This API key has been blocked.")
+
+
+def key_expired() -> Reject:
+    """401: its time, or the grace period of a secret that was replaced, is over."""
+    return Reject(401, "invalid_request_error", "key_expired", "This API key has expired.")
+
+
+def address_not_allowed() -> Reject:
+    """403: the key is bound to networks, and the request comes from elsewhere."""
+    return Reject(403, "invalid_request_error", "address_not_allowed", "This API key may not be used from this address.")
+
+
+def keys_unavailable() -> Reject:
+    """503: whether the key is known cannot be found out now."""
+    text = "Keys cannot be looked up at the moment. Please try again."
+    return Reject(503, "server_error", "keys_unavailable", text, headers=((b"retry-after", b"1"),))
+
+
 def model_not_found(model: str) -> Reject:
     """404: the model does not exist or this key may not use it; the two look the same."""
     shown = model if len(model) <= 100 else model[:100] + "..."

@@ -112,7 +112,7 @@ class Surface:
             raise reject.body_too_large(self.ADMIN_BODY_BYTES_MAX) from None
 
     async def _models(self, exchange: Exchange) -> None:
-        key = self._gateway.identify(exchange.headers)
+        key = await self._gateway.who(exchange)
         names = [model for model in self._gateway.policy.models if key.models is None or model in key.models]
         answer(exchange, 200, {"object": "list", "data": [{"id": n, "object": "model", "created": 0, "owned_by": "sluicegate"} for n in names]})
 
@@ -121,7 +121,7 @@ class Surface:
         answer(exchange, 200, {"input_tokens": await self._gateway.count(exchange, anthropic_messages.read_count)})
 
     async def _usage(self, exchange: Exchange) -> None:
-        key = self._gateway.identify(exchange.headers)
+        key = await self._gateway.who(exchange)
         try:
             limits = await counted(self._ledger, Template(key.tree, key.counters, None, key.priority))
             answer(exchange, 200, {"object": "usage", "key": key.id, "limits": limits})

@@ -34,15 +34,15 @@ class FakeGateway:
         self.served: list[str] = []
         self.gone = False  # the client, before its body has come
 
-    def identify(self, headers: dict[bytes, bytes]) -> Any:
-        name = headers.get(b"authorization", b"").decode().removeprefix("Bearer sk-")
+    async def who(self, exchange: FakeExchange) -> Any:
+        name = exchange.headers.get(b"authorization", b"").decode().removeprefix("Bearer sk-")
         for key in self.policy.keys.values():
             if key.name == name:
                 return key
         raise reject.unauthenticated(bool(name))
 
     async def count(self, exchange: FakeExchange, read_request: Any) -> int:
-        self.identify(exchange.headers)
+        await self.who(exchange)
         if self.gone:
             raise ClientGone
         return len(read_request(b'{"model":"chat","messages":[{"role":"user","content":"hi"}]}').texts)

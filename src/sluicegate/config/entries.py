@@ -124,6 +124,17 @@ def read_cidr(written: Sequence[str]) -> tuple[Network, ...]:
     return tuple(found)
 
 
+def contains(networks: Sequence[Network], address: str) -> bool:
+    """Whether one of the networks has an address. IPv4 inside IPv6 is the IPv4 address that it stands for."""
+    try:
+        found = ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    if isinstance(found, ipaddress.IPv6Address) and found.ipv4_mapped is not None:
+        found = found.ipv4_mapped
+    return any(found in network for network in networks)
+
+
 def limit_id(limit: Limit) -> str:
     """What a limit is known by in its scope: what it counts in, never its amount. `usd:month`, `tokens:bucket-minute:chat`."""
     (counter,) = counting.group("", Scope("s", "key", ""), [limit])
