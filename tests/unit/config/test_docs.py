@@ -12,6 +12,7 @@ from sluicegate.config.schema import (
     Budget,
     Config,
     Deployment,
+    Health,
     Key,
     Model,
     Override,
@@ -38,14 +39,14 @@ def blocks(page: str) -> list[str]:
 
 def test_the_configuration_shown_can_be_used() -> None:
     """It loads, and only its plain key is warned about beside what it deliberately oversells."""
-    text, _ = blocks(CONFIG)
+    text, *_ = blocks(CONFIG)
     loaded = load_text(text, {"OPENAI_API_KEY": "k", "METRICS_KEY": "m"})
     assert [line.split(":")[0] for line in warnings(loaded)] == ["tenants.acme.children.team-a.keys[1]"]
 
 
 def test_the_order_shown_can_be_used() -> None:
     """It loads, where its providers and the larger model are there, and what is said of it is so."""
-    _, chat = blocks(CONFIG)
+    chat = blocks(CONFIG)[1]
     providers = "providers: {east: {provider: mock}, west: {provider: mock}}"
     long = "long: {deployments: [{provider: west, model: long}]}"
     models = load_text(f"{providers}\nmodels:\n{chat}  {long}\ntenants: {{acme: {{keys: [{{name: k, key: sk-1}}]}}}}", {}).policy.models
@@ -53,7 +54,15 @@ def test_the_order_shown_can_be_used() -> None:
     assert (models["chat"].sticky_header, models["chat"].context_fallback) == (b"x-session", "long")
 
 
-@pytest.mark.parametrize("section", [Config, Server, Budget, Queue, Provider, Deployment, Model, When, Tenant, Key])
+def test_the_probes_shown_can_be_used() -> None:
+    """They ask what is said of them: a page of the provider's own, and its list of models."""
+    models = "models: {a: {deployments: [{provider: local, model: a}, {provider: openai, model: gpt-4o}]}}"
+    text = f"{blocks(CONFIG)[2]}{models}\ntenants: {{acme: {{keys: [{{name: k, key: sk-1}}]}}}}"
+    probes = [one.probe for one in load_text(text, {"OPENAI_API_KEY": "k"}).policy.models["a"].deployments]
+    assert [(one.path, one.interval_ms) for one in probes if one is not None] == [(b"/health", 10_000), (b"/models", 60_000)]
+
+
+@pytest.mark.parametrize("section", [Config, Server, Budget, Queue, Provider, Health, Deployment, Model, When, Tenant, Key])
 def test_every_field_is_explained(section: type[Section]) -> None:
     """No field of the schema is missing from the page."""
     missing = [field.alias or name for name, field in section.model_fields.items() if not re.search(rf"\b{field.alias or name}\b", CONFIG)]
