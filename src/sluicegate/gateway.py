@@ -268,7 +268,8 @@ class Gateway:
                 raise ClientGone
 
     async def _answer(self, trip: Trip, attempt: Attempt, standing: Standing, permit: Permit) -> None:
-        """Delivers an answer that has begun. A probe has succeeded with that; of any other call it is known at its end."""
+        """Delivers an answer that has begun. A probe has succeeded with that; of any other call it is known at its end. A success is reported only
+        where one was missed."""
         trip.answered = attempt
         attempt.billed = "yes"
         call = attempt.call
@@ -278,13 +279,15 @@ class Gateway:
             if spent is not None:
                 self.standings.found(standing, spent, "its limit is spent", True)
         relay = attempt.relay
-        if relay is None or permit.probe:
+        if permit.probe or (relay is None and standing.failures):
             standing.report(permit, "ok", self._clock())
         if relay is not None:
             await self._deliver(trip, attempt, relay)
-            died, error = relay.ended == "died", relay.error
-            blameless = attempt.closed or (error is not None and error.reason == "deadline")  # the client has left, or the request's time is over
-            standing.report(permit, "void" if died and blameless else "failed" if died else "ok", self._clock())
+            if relay.ended != "died":
+                if standing.failures:
+                    standing.report(permit, "ok", self._clock())
+            elif not attempt.closed and (relay.error is None or relay.error.reason != "deadline"):  # else the client has left, or its time was over
+                standing.report(permit, "failed", self._clock())
 
     async def count(self, exchange: Exchange, read_request: Callable[[bytes], Request]) -> int:
         """Input tokens of a request that is not to be served, at the first deployment of its model: estimated, or where that cannot be, what would be
