@@ -151,6 +151,7 @@ class Probes:
                 self._note(result, age_ms / 1000)
 
     def _note(self, result: Result, age_s: float) -> None:
+        self._follow()
         if result.deployment not in self._probed:
             return  # a reload has left it out meanwhile
         _, probe = self._probed[result.deployment]
