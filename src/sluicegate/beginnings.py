@@ -8,7 +8,7 @@ How it fails: trees whose server does not answer are left out of what is returne
 """
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from sluicegate import seeding
 from sluicegate.core.claims import Seed
@@ -72,3 +72,12 @@ class Beginnings:
         await self.fill({tree: counters.values() for tree, counters in self._followed.items() if tree in self._ledger.trees}, missing_only=False)
         if now >= self._until:
             self._followed.clear()
+
+
+async def nothing_first() -> None:
+    """Of a worker that has to know nothing before it uses trees."""
+
+
+async def no_keys(_tree: str) -> Sequence[Counter]:
+    """Of a worker without a directory."""
+    return ()

@@ -18,12 +18,12 @@ with other records (`Ledger.claim`): replicas with records of their own would ea
 import asyncio
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
 import structlog
 
 from sluicegate import seeding
-from sluicegate.beginnings import Beginnings
+from sluicegate.beginnings import Beginnings, no_keys, nothing_first
 from sluicegate.core.claims import Announcement
 from sluicegate.core.tenants import Counter
 from sluicegate.ledger.contract import Ledger, LedgerUnavailable, TreeState
@@ -90,6 +90,8 @@ class Recovery:
         self._awake = asyncio.Event()
         self._decided = asyncio.Event()  # all trees are open, or will not be
         self._away = False
+        self.first: Callable[[], Awaitable[None]] = nothing_first  # before each round, which is put off while it fails
+        self.of_keys: Callable[[str], Awaitable[Sequence[Counter]]] = no_keys  # counters of a tree that no configuration has
         ledger.on_doubt = self._doubt
 
     async def run(self) -> None:
@@ -143,7 +145,7 @@ class Recovery:
         self._awake.set()
         until = self._clock() + within_s
         if new:
-            begun = asyncio.ensure_future(self._begin(new))
+            begun = asyncio.ensure_future(self.begin(new))
             await asyncio.wait([begun], timeout=within_s)
             for tree in new.keys() - (begun.result() if begun.done() else set()):
                 if tree in self._ledger.trees:
@@ -154,7 +156,7 @@ class Recovery:
         while any(not self._is_open(tree) for tree in fresh) and self._clock() < until:  # noqa: ASYNC110  (it may never come)
             await asyncio.sleep(LOOK_S)
 
-    async def _begin(self, new: Mapping[str, Sequence[Counter]]) -> set[str]:
+    async def begin(self, new: Mapping[str, Sequence[Counter]]) -> set[str]:
         """The trees in which these limits count what was used before."""
         try:
             await self._outbox.flush()
@@ -178,6 +180,7 @@ class Recovery:
 
     async def step(self) -> bool:
         """One round: beats, and brings each tree that is not open a step further. Whether there may be more to do at once."""
+        await self.first()
         rows = await self._beat()
         for row in rows:
             self._hear(row)
@@ -329,7 +332,7 @@ class Recovery:
         tree, began_ms = row.tree, self._ledger.now_ms()
         if not await self._records.lead(tree, self._worker, began_ms, LEASE_MS):
             return False
-        asked = seeding.questions(self._counters[tree], began_ms)
+        asked = seeding.questions([*self._counters[tree], *await self.of_keys(tree)], began_ms)
         present = await self._ledger.peek(seeding.refset(tree, asked))
         epoch = self._new_epoch()
         try:

@@ -10,6 +10,7 @@ with the same id, and what hangs below a tenant that is gone is left out until i
 import ipaddress
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -94,9 +95,18 @@ def read_key(name: str, limits: Any, models: Any, priority: str = "") -> schema.
 
 def _read(kind: type[S], fields: Mapping[str, Any]) -> S:
     try:
-        return kind.model_validate(fields, context={"environ": {}})
+        return kind.model_validate(_exact(fields), context={"environ": {}})
     except ValidationError as error:
         raise ConfigError("request", list(schema_problems(error, [], kind))) from None
+
+
+def _exact(value: Any) -> Any:
+    """Fractions as decimals, which is how a file is read."""
+    if isinstance(value, Mapping):
+        return {name: _exact(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_exact(one) for one in value]
+    return Decimal(repr(value)) if isinstance(value, float) else value
 
 
 def check_name(name: str) -> None:
@@ -206,12 +216,11 @@ def _larger(limit: Limit, more: int) -> Limit:
     return msgspec.structs.replace(limit, amount=limit.amount + more, burst=limit.burst + more if limit.burst else 0, text=f"{limit.text} (+{more})")
 
 
-def check(config: Config, tree: TreeEntries, entry: Tenant | schema.Key, now_ms: int) -> None:
+def check(config: Config, entry: Tenant | schema.Key) -> None:
     """Whether models that a tenant or key names are there. Raises ConfigError."""
     problems: list[Problem] = []
-    compiler = TenantTree(merged(config, tree, now_ms)[0], {}, problems)
+    compiler = TenantTree(config, {}, problems)
     compiler.check_models_of(entry.limits, ("limits",))
     compiler.allowed(None, entry.models, ("models",))
     if problems:
         raise ConfigError("request", problems)
-

@@ -1,0 +1,318 @@
+"""What an administrator changes of keys and tenants: each call is checked, is one transaction, is known to this worker when it returns and to all
+others within a second. It returns what was and what is, for the audit log; a secret is returned once and kept nowhere.
+
+What the file defines cannot be changed, but for what an override puts over it: limits, models, and whether it is blocked.
+
+How it fails: ConfigError names each field that is wrong; Missing, Taken, FromFile; RecordsUnavailable, where it is not known whether it has happened.
+"""
+
+import hashlib
+import secrets
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from sluicegate.config import entries
+from sluicegate.config.fields import ConfigError, Problem
+from sluicegate.config.load import Loaded
+from sluicegate.core.limits import AMOUNT_MAX
+from sluicegate.directory import Directory
+from sluicegate.records import directory as tables
+from sluicegate.records.directory import IncreaseRow, KeyRow, Missing, OverrideRow, SecretRow, Taken, TenantRow
+
+DEPTH_MAX = 4  # of tenants
+PAGE_MAX = 1_000
+
+Fields = dict[str, Any]
+
+
+class FromFile(Exception):
+    """The configuration file defines it, so that it is changed there; its text is the id."""
+
+
+class Change(msgspec.Struct, frozen=True):
+    """What was, and what is; None: nothing. secret: of a key that was made or rotated; it is shown now or never."""
+
+    before: Fields | None
+    after: Fields | None
+    secret: str = ""
+
+
+class Changes:
+    """Of one worker."""
+
+    def __init__(
+        self,
+        directory: Directory,
+        loaded: Callable[[], Loaded],
+        apply: Callable[[], Awaitable[object]],
+        publish: Callable[[str, Fields], None],
+        time_ms: Callable[[], int],
+        new_secret: Callable[[], str] = lambda: "sk-" + secrets.token_urlsafe(32),
+        new_id: Callable[[], str] = lambda: "inc_" + secrets.token_hex(8),
+    ) -> None:
+        """loaded: the configuration in force. apply: it, anew. publish: to the other workers."""
+        self._directory = directory
+        self._loaded = loaded
+        self._apply = apply
+        self._publish = publish
+        self._time_ms = time_ms
+        self._new_secret = new_secret
+        self._new_id = new_id
+
+    # -- keys -----------------------------------------------------------------------------------------------------------------------------
+
+    async def create_key(
+        self,
+        owner: str,
+        name: str,
+        *,
+        limits: list[Any] | None = None,
+        models: list[str] | None = None,
+        cidr: list[str] | None = None,
+        priority: str = "",
+        metadata: Mapping[str, str] | None = None,
+        expires_ms: int = 0,
+    ) -> Change:
+        """A key of a tenant, or a sub-key: then `owner` is a key's id, whose limits bind it too."""
+        await self._check_owner(owner)
+        now_ms = self._time_ms()
+        row = KeyRow(
+            f"{owner}/@{name}",
+            owner,
+            name,
+            limits or [],
+            models,
+            cidr or [],
+            priority,
+            dict(metadata or {}),
+            expires_ms=expires_ms,
+            created_ms=now_ms,
+        )
+        self._check_key(row)
+        current = self._directory.current
+        if current is not None and row.id in current.by_id:
+            raise Taken(row.id)
+        secret = self._new_secret()
+        digest = _secret_row(secret, row.id, now_ms)
+        await self._change(partial(tables.create_key, row=row, secret=digest))
+        return Change(None, shown(row, [digest]), secret)
+
+    async def update_key(self, key_id: str, **changes: Any) -> Change:
+        """changes: limits, models, cidr, priority, metadata, expires_ms, blocked. A changed amount keeps the count; a limit that is new begins with
+        what was used before."""
+        _only(changes, ("limits", "models", "cidr", "priority", "metadata", "expires_ms", "blocked"))
+        before, _ = await self._key(key_id)
+        after = msgspec.structs.replace(before, **changes)
+        self._check_key(after)
+        if _identities(after) - _identities(before):
+            changes = {**changes, "late": True}
+        old, new = await self._change(partial(tables.change_key, key_id=key_id, changes=changes))
+        return Change(shown(old), shown(new))
+
+    async def block_key(self, key_id: str, blocked: bool = True) -> Change:
+        """Its requests are refused from now on, or no more."""
+        return await self.update_key(key_id, blocked=blocked)
+
+    async def rotate_key(self, key_id: str, grace_ms: int) -> Change:
+        """A new secret; the old ones do for so long."""
+        if grace_ms < 0:
+            raise _wrong("grace", "must not be negative")
+        _, before = await self._key(key_id)
+        secret, now_ms = self._new_secret(), self._time_ms()
+        work = partial(tables.add_secret, secret=_secret_row(secret, key_id, now_ms), others_end_ms=now_ms + max(1, grace_ms))
+        after: list[SecretRow] = await self._change(work)
+        return Change({"id": key_id, "secrets": _told(before)}, {"id": key_id, "secrets": _told(after)}, secret)
+
+    async def delete_key(self, key_id: str) -> Change:
+        """With its sub-keys. What it used stays counted and recorded."""
+        await self._key(key_id)
+        row: KeyRow = await self._change(partial(tables.delete_key, key_id=key_id, now_ms=self._time_ms()))
+        return Change(shown(row), None)
+
+    async def get_key(self, key_id: str) -> Fields:
+        """Raises Missing."""
+        return shown(*await self._key(key_id))
+
+    async def list_keys(self, below: str = "", after: str = "", limit: int = 100, deleted: bool = False) -> list[Fields]:
+        """Those of the directory, by id, behind one. below: of a tenant or key, with all under it."""
+        work = partial(tables.list_keys, below=below, after=after, limit=min(limit, PAGE_MAX), deleted=deleted)
+        return [shown(row, secret) for row, secret in await self._directory.store.call(work, reading=True)]
+
+    # -- tenants --------------------------------------------------------------------------------------------------------------------------
+
+    async def create_tenant(
+        self,
+        tenant_id: str,
+        *,
+        limits: list[Any] | None = None,
+        models: list[str] | None = None,
+        priority: str = "",
+        metadata: Mapping[str, str] | None = None,
+    ) -> Change:
+        """tenant_id: its path."""
+        parent, _, name = tenant_id.rpartition("/")
+        entries.check_name(name)
+        current = self._directory.current
+        if parent and (current is None or parent not in current.tenants.at):
+            raise Missing(parent)
+        if tenant_id.count("/") >= DEPTH_MAX:
+            raise _wrong("id", f"is too deep; there are {DEPTH_MAX} levels")
+        if current is not None and tenant_id in current.tenants.at:
+            raise Taken(tenant_id)
+        row = TenantRow(tenant_id, parent, limits or [], models, priority, dict(metadata or {}), created_ms=self._time_ms())
+        self._check_tenant(row)
+        await self._change(partial(tables.create_tenant, row=row))
+        return Change(None, msgspec.structs.asdict(row))
+
+    async def update_tenant(self, tenant_id: str, **changes: Any) -> Change:
+        """changes: limits, models, priority, metadata, blocked."""
+        _only(changes, ("limits", "models", "priority", "metadata", "blocked"))
+        before = await self._tenant(tenant_id)
+        self._check_tenant(msgspec.structs.replace(before, **changes))
+        old, new = await self._change(partial(tables.change_tenant, tenant_id=tenant_id, changes=changes))
+        return Change(msgspec.structs.asdict(old), msgspec.structs.asdict(new))
+
+    async def delete_tenant(self, tenant_id: str) -> Change:
+        """Raises Taken while there is something below it."""
+        await self._tenant(tenant_id)
+        row: TenantRow = await self._change(partial(tables.delete_tenant, tenant_id=tenant_id))
+        return Change(msgspec.structs.asdict(row), None)
+
+    async def get_tenant(self, tenant_id: str) -> Fields:
+        """Raises Missing."""
+        return msgspec.structs.asdict(await self._tenant(tenant_id))
+
+    async def list_tenants(self, after: str = "", limit: int = 100) -> list[Fields]:
+        """Those of the directory, by id, behind one."""
+        work = partial(tables.list_tenants, after=after, limit=min(limit, PAGE_MAX))
+        return [msgspec.structs.asdict(row) for row in await self._directory.store.call(work, reading=True)]
+
+    # -- over the file --------------------------------------------------------------------------------------------------------------------
+
+    async def override(self, id: str, limits: list[Any] | None = None, models: list[str] | None = None, blocked: bool | None = None) -> Change:
+        """Puts these over a tenant or key of the file, in the place of an earlier override; None: what the file says."""
+        if not self._in_file(id):
+            raise Missing(id)
+        row = OverrideRow(id, limits, models, blocked, self._time_ms())
+        self._check(entries.read_tenant(limits or [], models))
+        before: OverrideRow | None = await self._change(partial(tables.set_override, row=row))
+        return Change(msgspec.structs.asdict(before) if before is not None else None, msgspec.structs.asdict(row))
+
+    async def remove_override(self, id: str) -> Change:
+        """What the file says counts again. Raises Missing."""
+        row: OverrideRow = await self._change(partial(tables.remove_override, id=id))
+        return Change(msgspec.structs.asdict(row), None)
+
+    async def increase(self, scope_id: str, limit: str, amount: int, until_ms: int) -> Change:
+        """A limit of a tenant or key has so much more (tokens, requests, nano-USD) until then. limit: its identity (config/entries.limit_id)."""
+        if not 0 < amount <= AMOUNT_MAX:
+            raise _wrong("amount", f"must be from 1 to {AMOUNT_MAX}")
+        if until_ms <= self._time_ms():
+            raise _wrong("until", "must be in the future")
+        known = await self._limits_of(scope_id)
+        if limit not in known:
+            raise _wrong("limit", f"{limit!r} is none of its limits: {', '.join(sorted(known)) or 'it has none'}")
+        row = IncreaseRow(self._new_id(), scope_id, limit, amount, until_ms)
+        await self._change(partial(tables.add_increase, row=row, now_ms=self._time_ms()))
+        return Change(None, msgspec.structs.asdict(row))
+
+    async def remove_increase(self, id: str) -> Change:
+        """It is over now. Raises Missing."""
+        row: IncreaseRow = await self._change(partial(tables.remove_increase, id=id))
+        return Change(msgspec.structs.asdict(row), None)
+
+    # -- steps ----------------------------------------------------------------------------------------------------------------------------
+
+    async def _change(self, work: Callable[[Any], Any]) -> Any:
+        """A transaction; this worker knows of it afterwards, and the others are told."""
+        directory = self._directory
+        done = await directory.store.call(work)
+        if await directory.refresh():
+            await self._apply()
+        self._publish("config", {"directory": True})
+        return done
+
+    def _in_file(self, id: str) -> bool:
+        current = self._directory.current
+        if current is None:
+            return False
+        of_directory = {row.id for row in self._directory.tree.tenants}
+        return id in current.by_id or (id in current.tenants.at and id not in of_directory)
+
+    async def _check_owner(self, owner: str) -> None:
+        current = self._directory.current
+        if current is not None and (owner in current.tenants.at or owner in current.by_id):
+            return
+        if "/@" not in owner:
+            raise Missing(owner)
+        if len(await self._directory.store.call(partial(tables.chain, key_id=owner), reading=True)) >= tables.CHAIN_MAX:
+            raise _wrong("owner", f"is too deep; there are {tables.CHAIN_MAX} keys above a key at most")
+        await self._key(owner)
+
+    async def _key(self, key_id: str) -> tuple[KeyRow, list[SecretRow]]:
+        """Raises Missing; FromFile."""
+        current = self._directory.current
+        if current is not None and key_id in current.by_id:
+            raise FromFile(key_id)
+        found: tuple[KeyRow, list[SecretRow]] = await self._directory.store.call(partial(tables.get_key, key_id=key_id), reading=True)
+        return found
+
+    async def _tenant(self, tenant_id: str) -> TenantRow:
+        """Raises Missing; FromFile."""
+        if self._in_file(tenant_id):
+            raise FromFile(tenant_id)
+        return await self._directory.store.call(partial(tables.get_tenant, tenant_id=tenant_id), reading=True)
+
+    async def _limits_of(self, scope_id: str) -> set[str]:
+        current = self._directory.current
+        if current is not None and (scope_id in current.by_id or scope_id in current.tenants.at):
+            of = current.by_id[scope_id].counters if scope_id in current.by_id else current.tenants.at[scope_id].counters
+            return {entries.limit_id(counter.limits[0]) for counter in of if counter.scope.id == scope_id}
+        return _identities((await self._key(scope_id))[0])
+
+    def _check_key(self, row: KeyRow) -> None:
+        entries.check_name(row.name)
+        entries.check_metadata(row.metadata)
+        entries.read_cidr(row.cidr)
+        if row.expires_ms < 0:
+            raise _wrong("expires", "must be a time")
+        self._check(entries.read_key(row.name, row.limits, row.models, row.priority))
+
+    def _check_tenant(self, row: TenantRow) -> None:
+        entries.check_metadata(row.metadata)
+        self._check(entries.read_tenant(row.limits, row.models, row.priority))
+
+    def _check(self, entry: Any) -> None:
+        entries.check(self._loaded().config, entry)
+
+
+def shown(row: KeyRow, secret: list[SecretRow] | None = None) -> Fields:
+    """A key as it is told: of its secrets the last four characters, and their ends."""
+    fields = msgspec.structs.asdict(row)
+    del fields["late"]
+    return fields | ({"secrets": _told(secret)} if secret is not None else {})
+
+
+def _told(rows: list[SecretRow]) -> list[Fields]:
+    return [{"last4": row.last4, "created_ms": row.created_ms, "ends_ms": row.ends_ms} for row in rows]
+
+
+def _secret_row(secret: str, key_id: str, now_ms: int) -> SecretRow:
+    return SecretRow(hashlib.sha256(secret.encode()).hexdigest(), key_id, secret[-4:], now_ms)
+
+
+def _identities(row: KeyRow) -> set[str]:
+    return {entries.limit_id(limit) for limit in entries.read_key(row.name, row.limits, None).limits if limit is not None}
+
+
+def _only(changes: Mapping[str, Any], allowed: tuple[str, ...]) -> None:
+    for name in changes:
+        if name not in allowed:
+            raise _wrong(name, f"cannot be changed; {', '.join(allowed)} can")
+
+
+def _wrong(field: str, message: str) -> ConfigError:
+    return ConfigError("request", [Problem((field,), message)])
