@@ -34,6 +34,8 @@ from sluicegate.core.estimate import Learned
 from sluicegate.core.once import Store
 from sluicegate.core.record import Record
 from sluicegate.core.tenants import Deployment, Policy, Provider
+from sluicegate.directory import Compiled, Directory
+from sluicegate.directory_changes import Changes
 from sluicegate.expiries import Expiries
 from sluicegate.gateway import Gateway
 from sluicegate.http.asgi import Application
@@ -55,11 +57,11 @@ from sluicegate.outbox import Outbox
 from sluicegate.probes import Probes
 from sluicegate.records.idempotency import RecordsStore
 from sluicegate.records.retention import Kept
+from sluicegate.records import directory as tables
 from sluicegate.records.rows import RecordsUnavailable
 from sluicegate.records.store import Records
 from sluicegate.recovery import OtherRecords, Recovery
 from sluicegate.reloading import Reloading
-from sluicegate.seeding import counters_by_tree
 from sluicegate.surface import Surface
 from sluicegate.upkeep import Upkeep
 
@@ -121,15 +123,19 @@ class Worker:
 
     def __init__(self, loaded: Loaded) -> None:
         loop = asyncio.get_running_loop()
-        policy, config = loaded.policy, loaded.config
+        config = loaded.config
         self._config = config
         self._loaded = loaded
+        self.directory = Directory(tables.Directory(config.records), time_ms)
+        compiled = self.directory.compile(loaded)
+        self.directory.use(compiled)
+        policy = compiled.policy
         self.ledger = ledger_of(loaded)
         self.metrics = Metrics(lambda model: model in self.gateway.policy.models)
         self.metrics.refresh = self._gauge
         self.learned = Learned()
         self._pools = Pools(providers(policy))
-        ids, boot, trees = itertools.count(1), secrets.token_hex(6), counters_by_tree(policy)
+        ids, boot, trees = itertools.count(1), secrets.token_hex(6), compiled.trees
         self.records = records_of(loaded)
         self._idempotency = Idempotency(_idempotency_store(loaded))
         self.notices = Notices(self.metrics, itertools.chain.from_iterable(trees.values()), self.ledger.peek)
@@ -151,9 +157,12 @@ class Worker:
             config.server.max_body,
             self._idempotency,
         )
+        self._trees = trees
         self.recovery = Recovery(
             self.ledger, self.records, self._outbox, lambda: self.gateway.trips, trees, boot, lambda: secrets.token_hex(8), time.monotonic
         )
+        self._follow_directory(compiled)
+        self._applying = asyncio.Lock()
         self.reloading = Reloading(loaded, self.apply, time_ms)
         self._upkeep = self._keep_up()
         self._upkeep.charged = self._expiries.charged
@@ -161,6 +170,8 @@ class Worker:
         self._siblings = Siblings(Path(config.journal), self.metrics)
         self._boot = boot
         self.bus = Bus(channel_of(config.ledger, config.ledger_timeout_ms), boot, self.ledger.now_ms)
+        self.bus.subscribe("config", lambda _: self.directory.wake())
+        self.changes = Changes(self.directory, lambda: self._loaded, self._apply_again, self.bus.publish, time_ms)
         self.probes = self._share_what_is_found()
         self.admin = self._administration() if config.admin.secret is not None else None
         apart = config.admin.listen is not None
@@ -168,6 +179,29 @@ class Worker:
         self._tasks: list[asyncio.Task[None]] = []
         self.server: Server | None = None
         self._operators: Server | None = None  # the listener of `admin.listen`
+
+    def _follow_directory(self, compiled: Compiled) -> None:
+        """What the directory and the rest of the worker ask of each other."""
+        directory, recovery = self.directory, self.recovery
+        directory.begin = recovery.begin
+        directory.on_change = lambda: self.gateway.credentials.forget()
+        self._expiries.tree_of = directory.tree_of
+        recovery.of_keys = directory.counters_of
+        recovery.first = self._know_directory
+        self.gateway.credentials = self._credentials(compiled)
+
+    def _credentials(self, compiled: Compiled) -> Credentials:
+        return Credentials(compiled.policy.keys, compiled.blocked_keys, self.directory.find, time_ms)
+
+    async def _know_directory(self) -> None:
+        """Before any tree is opened: what was made at run time binds, too."""
+        if not self.directory.loaded and await self.directory.refresh():
+            compiled = self.directory.compile(self._loaded)
+            self._trees.update(compiled.trees)
+            self._use(self._loaded, compiled)
+
+    async def _apply_again(self) -> None:
+        await self.apply(self._loaded)
 
     def _share_what_is_found(self) -> Probes:
         """What this worker and the others find of deployments: cooldowns, and the results of probes."""
@@ -259,6 +293,7 @@ class Worker:
             log.warning("metrics of other workers cannot be had", reason=str(error))
         alive = KeepAlive(self.gateway.trips, lambda: self.gateway.policy, time.monotonic)
         self._tasks += [loop.create_task(work.run()) for work in (self._upkeep, self._outbox, alive, self.probes)]
+        self._tasks.append(loop.create_task(self.directory.run(self._apply_again)))
         if self._loaded.source is not None:
             self._tasks.append(loop.create_task(self.reloading.run(self._loaded.source)))
 
@@ -267,15 +302,22 @@ class Worker:
 
         Raises ValueError, and has changed nothing, where it cannot be used: an authority's file that is not there, say.
         """
-        before, policy, config = self._loaded, loaded.policy, loaded.config
-        for tokenizer in _tokenizers(policy):
-            await asyncio.to_thread(meter.load, tokenizer)
-        self._pools.apply(providers(policy))
-        trees = counters_by_tree(policy)
-        await self.recovery.take_up(trees, TAKE_UP_S)
+        async with self._applying:
+            for tokenizer in _tokenizers(loaded.policy):
+                await asyncio.to_thread(meter.load, tokenizer)
+            self._pools.apply(providers(loaded.policy))
+            compiled = await asyncio.to_thread(self.directory.compile, loaded)
+            await self.recovery.take_up(compiled.trees, TAKE_UP_S)
+            self._use(loaded, compiled)
+
+    def _use(self, loaded: Loaded, compiled: Compiled) -> None:
+        """One step: whatever comes now comes under this."""
+        before, policy, config = self._loaded, compiled.policy, loaded.config
         self._loaded, self._config = loaded, config
-        self.notices.know(itertools.chain.from_iterable(trees.values()))
-        self.gateway.apply(policy, Credentials(policy.keys), self._observers(loaded), config.server.max_body)
+        self.directory.use(compiled)
+        self.notices.know(itertools.chain.from_iterable(compiled.trees.values()))
+        observers = self._observers(loaded) if loaded is not before else None
+        self.gateway.apply(policy, self._credentials(compiled), observers, config.server.max_body)
         self._upkeep.hold_for(policy.budget.hold_ttl_ms)
         if self.server is not None:
             _let_go(self.server, loaded)
@@ -295,6 +337,7 @@ class Worker:
                 await self.recovery.leave()
             await self._siblings.stop()
             await self.bus.close()
+            await self.directory.store.close()
             await self._pools.close()
             await self.ledger.close()
             await self._idempotency.close()

@@ -27,6 +27,7 @@ class Expiries:
     ) -> None:
         """now_ms: the ledger's clock. outbox: where what was used is written; asked for when there is something."""
         self.charged: dict[str, RefSet] = {}  # by whose they are, the counters that were charged: to be looked at for warning marks
+        self.tree_of: Callable[[str], str] = lambda key_id: key_id.partition("/")[0]  # of a key that is not the policy's
         self._policy = policy
         self._now_ms = now_ms
         self._observe = observe
@@ -50,7 +51,7 @@ class Expiries:
         self._observe(record)
         key = next((one for one in policy.keys.values() if one.id == found.key_id), None)
         if found.spent is not None:
-            self._outbox().spend(key.tree if key is not None else found.key_id.partition("/")[0], swept.hold_id, found.spent, record)
+            self._outbox().spend(key.tree if key is not None else self.tree_of(found.key_id), swept.hold_id, found.spent, record)
         if key is not None:
             self.charged[key.id] = refs(key.tree, key.counters, now_ms)
         for model in policy.models.values():

@@ -156,10 +156,11 @@ class Gateway:
         except RecordsUnavailable:
             raise reject.keys_unavailable() from None
 
-    def apply(self, policy: Policy, credentials: Credentials, observers: Sequence[Callable[[Record], None]], max_body_bytes: int) -> None:
-        """Serves what comes from now on under this policy."""
+    def apply(self, policy: Policy, credentials: Credentials, observers: Sequence[Callable[[Record], None]] | None, max_body_bytes: int) -> None:
+        """Serves what comes from now on under this policy. observers: None, for those that there are."""
         self.policy = policy
-        self._observers = observers
+        if observers is not None:
+            self._observers = observers
         self.credentials = credentials
         self.standings.apply(policy)
         self._max_body_bytes = max_body_bytes
