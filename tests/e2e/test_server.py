@@ -11,6 +11,7 @@ import time
 import pytest
 
 from sluicegate.core.tenants import Timeouts
+from sluicegate.http import server as server_module
 from sluicegate.http.connection import Bounds
 from sluicegate.http.exchange import BodyTooLarge, Exchange
 from sluicegate.http.server import Server, bind, listen
@@ -357,6 +358,51 @@ def test_a_second_signal_cuts_a_process() -> None:
         assert process.stdout.read() == "settled\n" * 3 + "stopped\ndone\n"
         for client in clients:
             client.close()
+
+
+async def test_a_second_signal_ends_what_follows_the_last_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether it comes before `on_stop` is called or while that waits for somebody: it is cancelled, after it has had a moment."""
+    monkeypatch.setattr(server_module, "END_S", 0.01)
+    for early in (False, True):
+        asked, ended = asyncio.Event(), asyncio.Event()
+
+        async def on_stop(asked: asyncio.Event = asked, ended: asyncio.Event = ended) -> None:
+            asked.set()
+            try:
+                await asyncio.sleep(60)
+            finally:
+                ended.set()
+
+        server = Server(echo, on_stop=on_stop)
+        await server.start()
+        if early:
+            server.ask_to_stop()
+        stopping = asyncio.get_running_loop().create_task(server.stop())
+        await asyncio.wait_for(asked.wait(), 2)
+        assert not server.hurried
+        if not early:
+            server.ask_to_stop()
+        await asyncio.wait_for(stopping, 2)
+        assert ended.is_set() and server.hurried
+
+
+async def test_a_second_signal_ends_a_start() -> None:
+    """It waits for somebody who does not answer: it is cancelled, nothing listens, and what was begun is stopped."""
+    told: list[str] = []
+
+    async def on_start() -> None:
+        server.ask_to_stop()
+        await asyncio.sleep(0)
+        told.append("one signal is not enough")
+        server.ask_to_stop()
+        await asyncio.sleep(60)
+
+    async def on_stop() -> None:
+        told.append("stopped")
+
+    server = Server(echo, on_start=on_start, on_stop=on_stop)
+    await asyncio.wait_for(server.serve(), 2)
+    assert (told, server.servers, server.hurried, server.ready) == (["one signal is not enough", "stopped"], [], True, False)
 
 
 def test_a_signal_before_it_is_up_ends_it() -> None:
