@@ -272,6 +272,24 @@ async def test_what_is_too_long_goes_to_the_model_that_takes_it(tmp_path: Path, 
         assert await tries(bench) == "200 mock/one:200"
 
 
+async def test_a_fallback_is_told_as_one_and_a_choice_is_not(tmp_path: Path) -> None:
+    """The block says whether the answer is from where the request would have gone first: any of a tier may be that, another model never."""
+    include = b"x-sluicegate-include: block\r\n"
+    async with running(tmp_path, **route(", tier: t", ", tier: t, weight: 0", more=LARGER, others=BIG)) as bench:
+        bench.mock.fault(count=1, model="one", status=503)
+        bench.mock.fault(count=1, model="one", **TOO_LONG)
+        blocks = [(await bench.post(bench.body(model="two"), more=include)).json["sluicegate"] for _ in range(3)]
+        assert [(block["model"], block["deployment"], block["fallback_used"]) for block in blocks] == [
+            ("two", "second/two", True),
+            ("big", "third/three", True),
+            ("two", "mock/one", False),
+        ]
+        bench.worker.gateway.standings.rate("mock/one", "down", "no answer")
+        block = (await bench.post(bench.body(model="two"), more=include)).json["sluicegate"]
+        assert (block["deployment"], block["fallback_used"]) == ("second/two", False)
+        bench.whole = False
+
+
 @pytest.mark.parametrize("limits", ["[{amount: 99, unit: tokens, per: day, models: [two]}]", "[{amount: 99, unit: tokens, per: day, models: [big]}]"])
 async def test_limits_that_bind_only_one_of_the_two(tmp_path: Path, limits: str) -> None:
     """What was held at the first model is given back although nothing binds at the other; and the other way round nothing was held."""

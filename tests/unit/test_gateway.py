@@ -340,6 +340,24 @@ async def test_a_handler_that_is_cancelled_is_charged(stage: Stage, moment: str)
     assert await stage.used() == {"tokens": INPUT + 100}
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_probe_that_is_cancelled_returns_its_place(tmp_path: Path, stream: bool) -> None:
+    """Whatever ends it: the next request is the probe, and nothing is in flight."""
+    stage = Stage(tmp_path, more="resilience: {cooldown: 10s, breaker: {failures: 1, pause: 10s}}")
+    standing = stage.gateway.standings.of("a/first")
+    permit = standing.permit(stage.now)
+    assert permit is not None
+    standing.report(permit, "failed", stage.now)
+    stage.now += 10
+    await stage.send(stream=stream)
+    assert (standing.state, standing.in_flight, standing.permit(stage.now)) == ("probing", 1, None)
+    stage.task.cancel()
+    await stage.over()
+    again = standing.permit(stage.now)
+    assert again is not None and again.probe
+    assert standing.in_flight == 0
+
+
 # -- several attempts ---------------------------------------------------------------------------------------------------------------------
 
 
