@@ -10,7 +10,7 @@ INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-
 UV_VERSION = 0.13.9
 COMPILE = .make/lock/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --no-emit-index-url
 
-.PHONY: run test cov check demo bench soak rate-accuracy shared-or-split overshoot failover plots e2e-llama lock clean redis postgres faketime
+.PHONY: run test cov check demo bench soak rate-accuracy shared-or-split overshoot failover plots prices e2e-llama lock clean redis postgres faketime
 
 run: $(VENV)/run.stamp
 	@PORT=$(PORT) $(BIN)/sluicegate serve --mock
@@ -57,6 +57,10 @@ failover: $(VENV)/test.stamp redis
 
 plots: $(VENV)/bench.stamp
 	@$(BIN)/python bench/plot.py $(lastword $(sort $(wildcard bench/results/overshoot-*.json)))
+
+# The bundled catalogue anew, from what genai-prices publishes; what changes is printed first.
+prices: $(VENV)/run.stamp
+	@$(BIN)/sluicegate prices apply --latest --all --to src/sluicegate/prices/catalogue.json --config src/sluicegate/example.yaml
 
 # Real llama.cpp, compiled when first asked for (some minutes); LLAMA_PYTHON names a Python that has requirements/llama.txt already.
 e2e-llama: $(VENV)/test.stamp

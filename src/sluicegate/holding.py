@@ -17,7 +17,7 @@ from sluicegate.core.estimate import Figures, Learned
 from sluicegate.core.limits import Unit
 from sluicegate.core.meter import may_have_audio, offers_tools
 from sluicegate.core.plan import Plan, Plans, fit, held_price
-from sluicegate.core.prices import Price
+from sluicegate.core.prices import Price, cost_nano_usd
 from sluicegate.core.record import Record, Spent
 from sluicegate.core.refusals import Refusal
 from sluicegate.core.tenants import Deployment, Key, Policy
@@ -304,6 +304,8 @@ class Holding:
         last: the request has ended; its record goes along.
         """
         charge = attempt.charge = attempt.settled_at(trip.policy)
+        if charge.cost_source == "provider":
+            self._compare(attempt, charge)
         trip.charged(charge)
         requests = 1 if trip.written and not trip.counted else 0
         trip.counted = trip.counted or bool(requests)
@@ -313,6 +315,12 @@ class Holding:
             self._end(attempt.at_deployment, charge, int(attempt.written))
         trip.standing = None
         return record
+
+    def _compare(self, attempt: Attempt, charge: Charge) -> None:
+        """Reports a provider that charges far more than its price: then too little is held."""
+        calculated = cost_nano_usd(attempt.price, attempt.usage) if attempt.price is not None and attempt.usage is not None else 0
+        if charge.cost_nano_usd > 2 * calculated:
+            self._notices.dear(attempt.deployment.id, charge.cost_nano_usd, calculated)
 
     def note(self, trip: Trip, record: Record) -> None:
         """How a request ended that holds nothing any more, for the records. Who has no key has none there: anybody could fill them."""

@@ -4,7 +4,7 @@ import sys
 
 import typer
 
-from sluicegate.cli import demonstration, inspection, planning, reporting, serving
+from sluicegate.cli import demonstration, inspection, planning, prices, reporting, serving
 from sluicegate.cli.console import InputError, errors
 from sluicegate.config.fields import ConfigError
 from sluicegate.ledger.contract import LedgerUnavailable
@@ -24,6 +24,7 @@ commands.command()(planning.plan)
 commands.command()(demonstration.demo)
 commands.command()(reporting.report)
 commands.add_typer(ledger, name="ledger")
+commands.add_typer(prices.commands, name="prices")
 ledger.command()(inspection.show)
 commands.add_typer(records, name="records")
 records.command("sum")(reporting.build_sums)

@@ -89,6 +89,7 @@ class Origin(msgspec.Struct, frozen=True):
     rule: Literal["deployment", "override", "catalogue", "unpriced"]
     date: str = ""  # on which it was looked up, as far as that is known
     source: str = ""
+    entry: str = ""  # of the catalogue: its provider and model
     note: str = ""
 
 

@@ -10,7 +10,7 @@ import structlog
 
 from sluicegate.core.claims import Ref, RefSet, Reply
 from sluicegate.core.counters import label, marks, of_key
-from sluicegate.core.limits import show_amount, show_share
+from sluicegate.core.limits import Unit, show_amount, show_share
 from sluicegate.core.refusals import iso
 from sluicegate.core.tenants import Counter
 from sluicegate.observe.metrics import Metrics
@@ -25,6 +25,7 @@ class Notices:
         """counters: all of the policy. peek: reads states from the ledger."""
         self._metrics = metrics
         self._peek = peek
+        self._dear: set[str] = set()  # deployments
         self.know(counters)
 
     def know(self, counters: Iterable[Counter]) -> None:
@@ -39,6 +40,13 @@ class Notices:
         """An upstream billed more output than it showed."""
         log.warning("deployment is capped from now on: it bills more than it shows", deployment=deployment)
         self._metrics.overrun(deployment)
+
+    def dear(self, deployment: str, charged_nano_usd: int, calculated_nano_usd: int) -> None:
+        """A provider has reported a cost far above the deployment's price, and it was charged. Told once for each deployment."""
+        if deployment not in self._dear:
+            self._dear.add(deployment)
+            charged, calculated = show_amount(Unit.USD, charged_nano_usd), show_amount(Unit.USD, calculated_nano_usd)
+            log.warning("provider charges more than its price", deployment=deployment, charged=charged, calculated=calculated)
 
     def waited(self, outcome: str, waited_us: int) -> None:
         """A wait for a limit ended: served, refused, left (the client), failed (the ledger); or the line was full."""

@@ -96,8 +96,9 @@ class Catalogue(msgspec.Struct, forbid_unknown_fields=True):
         if found is None:
             return None
         name, known = found
-        source = f"{self.source}: {provider} {name}" + (f", {self.providers[provider].source}" if self.providers[provider].source else "")
-        return known.rates.price(), Origin("catalogue", self.date, source, known.note)
+        page = self.providers[provider].source
+        source = f"{self.source}, {page}" if page else self.source
+        return known.rates.price(), Origin("catalogue", self.date, source, f"{provider}/{name}", known.note)
 
 
 def bundled() -> Catalogue:

@@ -1,23 +1,27 @@
 """Cost in integers, and that what is held covers it."""
 
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluicegate.core.prices import Price, cost_nano_usd, input_cost_nano_usd
+from sluicegate.core.prices import Price, Tier, cost_nano_usd, input_cost_nano_usd
 from sluicegate.core.usage import Usage
 
 MINI = Price(150_000, 600_000, cached_input=75_000)  # $0.15, $0.60 and $0.075 per million tokens
 
-PRICES = st.builds(
-    Price,
-    input=st.integers(0, 10**9),
-    output=st.integers(0, 10**9),
-    cached_input=st.none() | st.integers(0, 10**9),
-    cache_write=st.none() | st.integers(0, 10**9),
-    cache_write_1h=st.none() | st.integers(0, 10**9),
-    reasoning=st.none() | st.integers(0, 10**9),
-    request_fee=st.integers(0, 10**9),
+RATE = st.integers(0, 10**9)
+CLASSES: dict[str, Any] = {
+    "input": RATE,
+    "output": RATE,
+    **dict.fromkeys(("cached_input", "cache_write", "cache_write_1h", "reasoning", "audio_input", "audio_output"), st.none() | RATE),
+    "request_fee": RATE,
+}
+PLAIN = st.builds(Price, **CLASSES)
+TIERS = st.lists(st.builds(Tier, st.integers(1, 10**6), PLAIN), max_size=3, unique_by=lambda tier: tier.above).map(
+    lambda tiers: tuple(sorted(tiers, key=lambda tier: tier.above))
 )
+PRICES = st.builds(Price, **CLASSES, tiers=TIERS)
 COUNTS = st.integers(0, 10**6)
 USAGES = st.builds(
     Usage,
@@ -27,7 +31,12 @@ USAGES = st.builds(
     cache_write_tokens=COUNTS,
     cache_write_1h_tokens=COUNTS,
     reasoning_tokens=COUNTS,
+    no_reasoning=st.booleans(),
+    audio_input_tokens=COUNTS,
+    audio_output_tokens=COUNTS,
+    audio_told=st.booleans(),
 )
+LONG = Price(2_500_000, 15_000_000, cached_input=250_000, tiers=(Tier(272_000, Price(5_000_000, 22_500_000, cached_input=500_000)),))
 
 
 def test_cost() -> None:
@@ -77,20 +86,68 @@ def test_nothing_reported() -> None:
     assert cost_nano_usd(price, Usage(), 2, 3) == 2 * 4 + 3 * 5 + 7
 
 
-@given(PRICES, USAGES)
-def test_what_is_held_covers_the_cost(price: Price, usage: Usage) -> None:
-    """No usage of the tokens held costs more than the claim on a dollar limit."""
+@given(PRICES, USAGES, COUNTS)
+def test_what_is_held_covers_the_cost(price: Price, usage: Usage, more: int) -> None:
+    """No usage of the tokens held costs more than the claim on a dollar limit, whatever tier it is in and whatever of the bound it leaves."""
     read, written = usage.input_tokens or 0, usage.output_tokens or 0
+    held = price.within(read + more)
     cost = cost_nano_usd(price, usage)
-    assert price.request_fee <= cost <= input_cost_nano_usd(price, read) - (-written * price.dearest_output // 1000)
-    assert cost <= cost_nano_usd(price, Usage(), read, written)
+    assert cost <= input_cost_nano_usd(held, read + more) - (-written * held.dearest_output // 1000)
+    assert cost_nano_usd(price, Usage(), read, written) <= input_cost_nano_usd(held, read + more) - (-written * held.dearest_output // 1000)
+    assert held.dearest_output <= price.utmost_output
 
 
-@given(PRICES)
+@given(PLAIN, USAGES)
+def test_what_is_not_known_is_charged_the_dearest(price: Price, usage: Usage) -> None:
+    """Tokens of which only the number is known cost no less than if it were known what they are."""
+    assert price.request_fee <= cost_nano_usd(price, usage) <= cost_nano_usd(price, Usage(), usage.input_tokens or 0, usage.output_tokens or 0)
+
+
+@given(PLAIN)
 def test_rates_are_the_dearest(price: Price) -> None:
     """No class of tokens costs more than the rate that is claimed."""
-    assert price.dearest_input >= max(price.input, price.cached_input or 0, price.cache_write or 0, price.cache_write_1h or 0)
-    assert price.dearest_output >= max(price.output, price.reasoning or 0)
+    classes = (price.input, price.cached_input, price.cache_write, price.cache_write_1h, price.audio_input)
+    assert price.dearest_input == max(rate or 0 for rate in classes)
+    assert price.dearest_output == max(price.output, price.reasoning or 0, price.audio_output or 0)
+
+
+def test_above_a_size_all_tokens_cost_more() -> None:
+    """A tier begins above its number, counts what is from a cache, and is for every token of the call, those below it and those out."""
+    assert cost_nano_usd(LONG, Usage(272_000, 1000)) == 272_000 * 2500 + 1000 * 15_000
+    assert cost_nano_usd(LONG, Usage(272_001, 1000)) == 272_001 * 5000 + 1000 * 22_500
+    assert cost_nano_usd(LONG, Usage(272_001, 0, cached_tokens=272_000)) == 1 * 5000 + 272_000 * 500
+    assert cost_nano_usd(LONG, Usage(0, 10), unknown_input=272_001) == 272_001 * 5000 + 10 * 22_500
+
+
+def test_a_tier_is_held_where_it_can_be_reached() -> None:
+    """A bound below a tier is held at the rates there, one above it at the dearest of both."""
+    assert (LONG.within(272_000).dearest_input, LONG.within(272_000).dearest_output) == (2_500_000, 15_000_000)
+    assert (LONG.within(272_001).dearest_input, LONG.within(272_001).dearest_output) == (5_000_000, 22_500_000)
+    cheaper = Price(10, 10, request_fee=7, tiers=(Tier(5, Price(1, 20, request_fee=3)), Tier(9, Price(2, 3))))
+    assert (cheaper.within(10).dearest_input, cheaper.within(10).dearest_output, cheaper.within(10).request_fee) == (10, 20, 7)
+    assert cheaper.at(10).input == 2
+
+
+def test_two_rates_are_all_that_most_requests_are_asked_about() -> None:
+    """A price without tiers, variants and audio is plain; so is what is left of one for a request that asks for none of it."""
+    assert MINI.plain and MINI.usual is None and not LONG.plain
+    varied = Price(1, 2, audio_input=9, variants=(("speed=fast", Price(6, 12, audio_output=50)),))
+    assert not varied.plain
+    assert varied.for_request("", audio=False) == Price(1, 2)
+    assert varied.for_request("", audio=True) is varied
+    assert varied.for_request("speed=fast", audio=False) == Price(6, 12)
+    assert varied.for_request("speed=slow", audio=False) is None
+    assert varied.utmost_output == 50
+
+
+def test_audio_has_its_own_rates() -> None:
+    """Audio counts once, before what is from a cache; a report that leaves open how much there was costs the dearer rate on either side."""
+    price = Price(1000, 2000, cached_input=500, reasoning=4000, audio_input=10_000, audio_output=20_000)
+    told = Usage(10, 10, cached_tokens=8, audio_input_tokens=4, audio_output_tokens=5, no_reasoning=True, audio_told=True)
+    assert cost_nano_usd(price, told) == 4 * 10 + 6 * 0.5 + 5 * 20 + 5 * 2
+    assert cost_nano_usd(price, Usage(10, 10, no_reasoning=True, audio_told=True)) == 10 + 20
+    assert cost_nano_usd(price, Usage(10, 10, no_reasoning=True)) == 100 + 200
+    assert cost_nano_usd(price, Usage(10, 10, reasoning_tokens=3)) == 100 + 7 * 20 + 3 * 4
 
 
 def test_an_absurd_report_costs_no_more_than_a_counter_can_hold() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluicegate.core.prices import Price
-from sluicegate.core.usage import NOTHING, Charge, Usage, merge, settle_figures
+from sluicegate.core.usage import NOTHING, Charge, CostSource, Ended, Usage, merge, settle_figures
 
 PRICE = Price(1000, 2000, cached_input=500, reasoning=3000)  # nano-USD per token: 1, 2, 0.5, 3
 CALL: dict[str, Any] = {
@@ -189,3 +189,31 @@ def test_an_upstream_that_ignores_its_cap_is_charged_what_it_made_at_least() -> 
     """500 deltas against a cap of 373 are 500 tokens at least, however the answer ended."""
     for ended in ("complete", "closed", "broken"):
         assert settled(None, ended=ended, seen=2000, least=500, cap=373).output_tokens == 500
+
+
+@pytest.mark.parametrize(
+    ("source", "ended", "cost", "want"),
+    [
+        ("prefer_provider", "complete", 999, (999, "provider")),
+        ("prefer_provider", "complete", 0, (130, "calculated")),
+        ("prefer_provider", "complete", None, (130, "calculated")),
+        ("calculated_only", "complete", 999, (130, "calculated")),
+        ("provider_only", "complete", 999, (999, "provider")),
+        ("provider_only", "complete", 0, (0, "provider")),
+        ("provider_only", "complete", None, (0, "provider")),
+        ("provider_only", "broken", None, (140, "calculated")),
+        ("prefer_provider", "broken", 999, (140, "calculated")),
+    ],
+)
+def test_whose_figure_of_the_cost_is_charged(source: CostSource, ended: Ended, cost: int | None, want: tuple[int, str]) -> None:
+    """The provider's where that is wanted and it has had its say; with provider_only an answer without a figure costs nothing, one that broke off
+    what is calculated all the same."""
+    call: dict[str, Any] = {"seen": 40, "least": 40, "margin": 5, "cap": 45, "input_bound": 50, "visible": True, "stops_on_close": True}
+    charge = settle_figures(Usage(50, 40, cost_nano_usd=cost), ended=ended, price=Price(1000, 2000), cost_source=source, **call)
+    assert (charge.cost_nano_usd, charge.cost_source) == want
+
+
+def test_a_later_report_keeps_what_is_known_of_audio() -> None:
+    """Audio is laid over like the other counts."""
+    merged = merge(Usage(1, 2, audio_input_tokens=3, audio_told=True), Usage(1, 9, audio_output_tokens=4))
+    assert (merged.audio_input_tokens, merged.audio_output_tokens, merged.audio_told) == (3, 4, True)

@@ -264,3 +264,47 @@ def test_writes_for_an_hour_have_their_own_rate() -> None:
     assert cost_nano_usd(PRICE, usage) == 100 * 3000 + 600 * 3750 + 400 * 6000
     assert cost_nano_usd(Price(3_000_000, 0, cache_write=3_750_000), usage) == 100 * 3000 + 1000 * 3750
     assert cost_nano_usd(Price(3_000_000, 0), usage) == 1100 * 3000
+
+
+@pytest.mark.parametrize(
+    ("fields", "cost"),
+    [
+        ({"cost": 0.25}, 250_000_000),
+        ({"cost": {"total_cost": 0.006, "request_cost": 0.005, "currency": "USD"}}, 6_000_000),
+        ({"cost": {"currency": "USD"}}, None),
+        ({"cost_in_usd_ticks": 37_756_001}, 3_775_601),
+        ({"cost_in_usd_ticks": -1}, None),
+        ({"cost_in_usd_ticks": 1.5}, None),
+        ({"cost_in_usd_ticks": True}, None),
+        ({"cost": -1}, None),
+        ({}, None),
+    ],
+)
+def test_costs_as_vendors_report_them(fields: dict[str, Any], cost: int | None) -> None:
+    """In dollars, in dollars inside an object, in ticks, rounded up to a nano-dollar; what cannot be a cost is none."""
+    usage = read(OPENAI_CHAT, {"prompt_tokens": 5, "completion_tokens": 5, "total_tokens": 10, **fields})
+    assert usage is not None and usage.cost_nano_usd == cost
+
+
+@pytest.mark.parametrize(
+    ("details", "want"),
+    [
+        ({"prompt_tokens_details": {"audio_tokens": 3}, "completion_tokens_details": {"audio_tokens": 4}}, (3, 4, True)),
+        ({"prompt_tokens_details": {"audio_tokens": 0}, "completion_tokens_details": {"audio_tokens": 0}}, (0, 0, True)),
+        ({"prompt_tokens_details": {"audio_tokens": 3}}, (3, 0, False)),
+        ({"prompt_tokens_details": {"audio_tokens": "3"}, "completion_tokens_details": None}, (0, 0, False)),
+        ({}, (0, 0, False)),
+    ],
+)
+def test_audio_is_told_where_both_sides_say_how_much(details: dict[str, Any], want: tuple[int, int, bool]) -> None:
+    """As OpenAI's chats report it; what is left out says nothing."""
+    usage = read(OPENAI_CHAT, {"prompt_tokens": 5, "completion_tokens": 5, "total_tokens": 10, **details})
+    assert usage is not None and (usage.audio_input_tokens, usage.audio_output_tokens, usage.audio_told) == want
+
+
+def test_case_62_a_stream_costs_what_a_unary_answer_does() -> None:
+    """The same report, laid over an earlier one as streams have it, is the same bill: what is from a cache is cheaper in both."""
+    report = {"prompt_tokens": 1000, "completion_tokens": 10, "total_tokens": 1010, "prompt_tokens_details": {"cached_tokens": 900}}
+    whole, first = read(OPENAI_CHAT, report), read(OPENAI_CHAT, {"prompt_tokens": 1000, "completion_tokens": 1, "total_tokens": 1001})
+    assert whole is not None
+    assert cost_nano_usd(PRICE, merge(first, whole)) == cost_nano_usd(PRICE, whole) == 100 * 3000 + 900 * 300 + 10 * 15_000
