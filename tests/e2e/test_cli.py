@@ -21,6 +21,7 @@ from sluicegate.ledger.sqlite import SqliteLedger
 from support_gateway import Child, Mock, answers, call, config, free_port, running_gateway, running_mock
 from support_ledgers import Desk, use
 
+DOCS = Path(__file__).parents[2] / "docs"
 TENANT = "  acme:\n    keys: [{name: k, key: sk-k, limits: [10k tokens/day, $1/day]}]\n"
 
 
@@ -40,19 +41,26 @@ def written(directory: Path, mock: Mock, tenants: str = TENANT, **options: str) 
 
 
 def test_serve_with_a_mock_prints_requests_that_work(tmp_path: Path) -> None:
-    """`serve --mock` needs no configuration; the lines that it prints, pasted into a shell, are answered, streamed too; SIGTERM ends both."""
+    """`serve --mock` needs no configuration; the lines that it prints, pasted into a shell, are answered, streamed too, and so are those of
+    docs/admin.md; SIGTERM ends both."""
     port = free_port()
     child = Child([sys.executable, "-m", "sluicegate", "serve", "--mock", "--port", str(port)], tmp_path / "log")
     try:
         child.wait_until(lambda: answers(f"http://127.0.0.1:{port}/readyz"))
         commands = re.findall(r"^  (curl (?:.*\\\n)?.*)$", child.logged(), re.MULTILINE)
-        unary, streamed, usage = (subprocess.run(["bash", "-c", c], capture_output=True, text=True, timeout=30, check=True).stdout for c in commands)
+        answered = [subprocess.run(["bash", "-c", c], capture_output=True, text=True, timeout=30, check=True).stdout for c in commands]
+        for line in re.findall(r"^(curl (?:.*\\\n)?.*)$", (DOCS / "admin.md").read_text(), re.MULTILINE):
+            there = line.replace("127.0.0.1:8080", f"127.0.0.1:{port}").replace("curl", "curl --fail", 1)
+            assert subprocess.run(["bash", "-c", there], capture_output=True, timeout=30, check=True).stdout
     finally:
         assert child.stop(timeout_s=30) == 0, child.logged()
+    unary, streamed, usage, health, chaos = answered
     assert json.loads(unary)["choices"][0]["message"]["content"]
     assert streamed.startswith("data: {")
     assert streamed.endswith("data: [DONE]\n\n")
     assert json.loads(usage)["limits"]
+    assert json.loads(health)["ready"]
+    assert json.loads(chaos)["status"] == 503
 
 
 def test_a_port_in_use_is_said(tmp_path: Path, mock: Mock) -> None:

@@ -131,13 +131,13 @@ async def _limits(services: Services, deployment: Deployment) -> list[dict[str, 
 
 
 def _deployment(services: Services, one: Deployment, models: list[str], limits: list[dict[str, Any]] | None) -> DeploymentHealth:
-    probes, fault = services.probes, services.chaos.faults.get(one.id) if services.chaos is not None else None
+    fault = services.chaos.faults.get(one.id) if services.chaos is not None else None
     return DeploymentHealth(
         id=one.id,
         provider=one.provider.name,
         models=models,
-        health=probes.state(one.id) if probes is not None else "unknown",
-        latency_ms=probes.latency_ms(one.id) if probes is not None else None,
+        health=services.probes.state(one.id),
+        latency_ms=services.probes.latency_ms(one.id),
         breaker=_breaker(services, one.id),
         limits=[LimitState(**each) for each in limits] if limits is not None else None,
         chaos=fault_state(one.id, fault) if fault is not None else None,

@@ -2,21 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol
 
 from sluicegate.admin.access import Access
 from sluicegate.chaos import Chaos
 from sluicegate.config.load import Loaded
 from sluicegate.gateway import Gateway
 from sluicegate.ledger.contract import Ledger
+from sluicegate.probes import Probes
 from sluicegate.recovery import Recovery
-
-
-class Health(Protocol):
-    """What probes know of deployments."""
-
-    def state(self, deployment_id: str) -> Literal["unknown", "healthy", "degraded", "down"]: ...
-    def latency_ms(self, deployment_id: str) -> float | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +22,7 @@ class Services:
     ledger: Ledger
     recovery: Recovery
     chaos: Chaos | None  # None: `admin.chaos` is off
-    probes: Health | None
+    probes: Probes
     loaded: Callable[[], Loaded]
     states: Callable[[], dict[str, str]]  # of the ledger, the records, the bus, ...: "up", or what else
     why_not_ready: Callable[[], str]  # "": it is

@@ -45,6 +45,12 @@ streamed:
 A limit refuses when the same is sent a few times with sk-sluicegate-tight. What was used:
 
   curl {url}/v1/usage -H 'Authorization: Bearer sk-sluicegate-tight'
+
+How it is, and a deployment that fails for a minute ({url}/admin/docs):
+
+  curl {url}/admin/v1/health -H 'Authorization: Bearer sk-sluicegate-admin'
+  curl {url}/admin/v1/chaos -H 'Authorization: Bearer sk-sluicegate-admin' -H 'Content-Type: application/json' \\
+    -d '{{"deployment": "mock/mock-small", "status": 503}}'
 """
 
 

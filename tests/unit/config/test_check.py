@@ -235,7 +235,8 @@ def test_a_wait_longer_than_the_drain_is_warned_about() -> None:
     ]
 
 
-def test_the_example_warns_of_nothing_but_its_plain_keys() -> None:
+def test_the_example_warns_of_nothing_but_its_plain_keys_and_chaos() -> None:
     """It is to be copied."""
-    [line] = warnings(load(EXAMPLE, {}))
-    assert "3 keys themselves are in the file" in line
+    keys, admin, chaos = warnings(load(EXAMPLE, {}))
+    assert "3 keys themselves are in the file" in keys
+    assert (admin.partition(":")[0], chaos.partition(":")[0]) == ("admin.key", "admin.chaos")

@@ -9,6 +9,7 @@ from ruamel.yaml import YAML
 from sluicegate.config import load_text
 from sluicegate.config.check import warnings
 from sluicegate.config.schema import (
+    Admin,
     Budget,
     Config,
     Deployment,
@@ -62,7 +63,7 @@ def test_the_probes_shown_can_be_used() -> None:
     assert [(one.path, one.interval_ms) for one in probes if one is not None] == [(b"/health", 10_000), (b"/models", 60_000)]
 
 
-@pytest.mark.parametrize("section", [Config, Server, Budget, Queue, Provider, Health, Deployment, Model, When, Tenant, Key])
+@pytest.mark.parametrize("section", [Config, Server, Admin, Budget, Queue, Provider, Health, Deployment, Model, When, Tenant, Key])
 def test_every_field_is_explained(section: type[Section]) -> None:
     """No field of the schema is missing from the page."""
     missing = [field.alias or name for name, field in section.model_fields.items() if not re.search(rf"\b{field.alias or name}\b", CONFIG)]

@@ -1,0 +1,87 @@
+"""The admin API of real processes: several workers behind the operators' listener, and everything that its OpenAPI document allows (schemathesis)."""
+
+import contextlib
+import json
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support_gateway import Gateway, call, config, free_port, running_gateway, running_mock
+
+KEY = "sk-admin-of-the-tests"
+TENANTS = "  acme: {limits: [100k tokens/day], keys: [{name: key, key: sk-key}]}"
+
+
+@contextlib.contextmanager
+def administered(directory: Path, workers: int) -> Iterator[tuple[Gateway, str]]:
+    """A gateway and the base URL of its operators' listener."""
+    port = free_port()
+    more = f'admin: {{key_env: SLUICEGATE_ADMIN_KEY, listen: "127.0.0.1:{port}", chaos: on}}'
+    with pytest.MonkeyPatch.context() as environment, running_mock(directory) as mock:
+        environment.setenv("SLUICEGATE_ADMIN_KEY", KEY)
+        arguments = ("--workers", str(workers))
+        with running_gateway(directory, config(directory, mock.url, TENANTS, more=more), arguments=arguments) as gateway:
+            yield gateway, f"http://127.0.0.1:{port}"
+
+
+def failing(admin: str) -> bool:
+    """Whether a worker, one of several, has a fault in force."""
+    return bool(json.loads(call(f"{admin}/admin/v1/chaos", key=KEY)[2])["data"])
+
+
+def test_workers_share_the_operators_listener(tmp_path: Path) -> None:
+    """Each worker answers there, and hears of what another was told; the data plane's port has nothing of it; both ports are free in the end."""
+    with administered(tmp_path, workers=2) as (gateway, admin):
+        workers = set()
+        for _ in range(200):
+            status, _, body = call(f"{admin}/admin/v1/health", key=KEY)
+            assert status == 200
+            workers.add(json.loads(body)["worker"])
+            if len(workers) == 2:
+                break
+        assert len(workers) == 2
+        fault = {"deployment": "mock/mock-model", "status": 503}
+        assert call(f"{admin}/admin/v1/chaos", fault, KEY)[0] == 201
+        deadline = time.monotonic() + 20
+        while {failing(admin) for _ in range(10)} != {True}:  # whichever worker answers
+            assert time.monotonic() < deadline
+        assert {gateway.chat("sk-key", max_tokens=5)[0] for _ in range(10)} == {503}
+        assert call(f"{admin}/metrics")[0] == 200
+        assert call(f"{gateway.url}/metrics")[0] == call(f"{gateway.url}/admin/v1/health", key=KEY)[0] == 404
+        assert KEY not in gateway.logged()
+    port = int(admin.rpartition(":")[2])
+    for each in (port, gateway.port):
+        with socket.socket() as probe:
+            assert probe.connect_ex(("127.0.0.1", each)) != 0
+
+
+def test_an_operators_port_in_use_is_told_before_anything_starts(tmp_path: Path) -> None:
+    """With the field that has it."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        listen = f"127.0.0.1:{taken.getsockname()[1]}"
+        file = tmp_path / "config.yaml"
+        file.write_text(config(tmp_path, "http://127.0.0.1:9", TENANTS, more=f'admin: {{key: {KEY}, listen: "{listen}"}}'))
+        command = [sys.executable, "-m", "sluicegate", "serve", "--config", str(file), "--port", "0"]
+        ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=30)
+    assert ended.returncode == 1
+    assert f"cannot listen on 127.0.0.1 port {listen.rpartition(':')[2]}" in ended.stderr and "admin.listen" in ended.stderr
+
+
+def test_schemathesis_finds_nothing(tmp_path: Path) -> None:
+    """What the document says is allowed is accepted and answered as it says; what it does not say is refused, by a status that it names."""
+    program = shutil.which("st", path=str(Path(sys.executable).parent))
+    assert program is not None
+    with administered(tmp_path, workers=1) as (gateway, admin):
+        command = [program, "run", f"{admin}/admin/openapi.json", "--header", f"Authorization: Bearer {KEY}", "--checks", "all", "--no-color"]
+        command += ["--max-examples", "15", "--generation-deterministic"]
+        ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120, cwd=tmp_path)
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        assert "6 selected" in ended.stdout
+        assert gateway.chat("sk-key", max_tokens=5)[0] in (200, 502, 503, 504)
+        assert "Traceback" not in gateway.logged() and "raised" not in gateway.logged()
