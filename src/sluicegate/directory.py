@@ -61,7 +61,7 @@ class Directory:
         self.begin: Callable[[Counters], Awaitable[set[str]]] = _nothing_to_begin  # brings new windows up to what was used; the trees where it did
         self.on_change: Callable[[], None] = _unheard  # keys that were found may be others now
         self.current: Compiled | None = None
-        self._time_ms = time_ms
+        self.time_ms = time_ms
         self._known = tables.Version(-1, -1)  # how far changes are known; -1: nothing is
         self._entries: OrderedDict[bytes, Entry] = OrderedDict()
         self._absent: OrderedDict[bytes, int] = OrderedDict()  # until when
@@ -73,7 +73,7 @@ class Directory:
 
     def compile(self, loaded: Loaded) -> Compiled:
         """What the file and the directory make together."""
-        tree, now_ms = self.tree, self._time_ms()
+        tree, now_ms = self.tree, self.time_ms()
         config, placeless = merged(loaded.config, tree, now_ms)
         if placeless:
             log.warning("tenants have no place in this configuration: what they hang under is gone", tenants=placeless)
@@ -95,7 +95,7 @@ class Directory:
     def use(self, compiled: Compiled) -> None:
         """Keys are looked up below these tenants from now on."""
         self.current = compiled
-        ends = [increase.until_ms for increase in self.tree.increases if increase.until_ms > self._time_ms()]
+        ends = [increase.until_ms for increase in self.tree.increases if increase.until_ms > self.time_ms()]
         self._next_end_ms = min(ends, default=0)
         self._forget_all()
 
@@ -140,7 +140,7 @@ class Directory:
 
     async def refresh(self) -> bool:
         """Finds out what has changed. Whether the policy has to be compiled anew. Raises RecordsUnavailable."""
-        over = 0 < self._next_end_ms <= self._time_ms()
+        over = 0 < self._next_end_ms <= self.time_ms()
         found = await self.store.call(tables.version, reading=True)
         if found == self._known:
             return over
@@ -177,7 +177,7 @@ class Directory:
         if entry is not None:
             self._entries.move_to_end(digest)
             return entry
-        if not self.tree.any_keys or self._absent.get(digest, 0) > self._time_ms():
+        if not self.tree.any_keys or self._absent.get(digest, 0) > self.time_ms():
             return None
         for _ in range(TRIES):
             changes = self._changes
@@ -198,7 +198,7 @@ class Directory:
             if len(self._entries) > ENTRIES_MAX:
                 self._entries.popitem(last=False)
             return
-        self._absent[digest] = self._time_ms() + ABSENT_MS
+        self._absent[digest] = self.time_ms() + ABSENT_MS
         if len(self._absent) > ABSENT_MAX:
             self._absent.popitem(last=False)
 
@@ -226,7 +226,7 @@ class Directory:
         if higher:
             above = below_key(self._key(higher[0], higher[1:], above, current))
         written = read_key(row.name, row.limits, row.models, row.priority)
-        more = [one for one in self.tree.increases if one.scope_id == row.id and one.until_ms > self._time_ms()]
+        more = [one for one in self.tree.increases if one.scope_id == row.id and one.until_ms > self.time_ms()]
         if more:
             written = written.model_copy(update={"limits": increased(written.limits, more)})
         key = current.tenants.key_below(written, (), above)

@@ -83,8 +83,7 @@ class Recovery:
         self._closed_at: dict[str, float] = {}
         self._confirmed = 0
         self._session = records.session
-        self._identity = ""  # of the records for which this worker last had the ledger
-        self._disputed_at = math.inf  # since when others have it
+        self._identity, self._disputed_at = "", math.inf  # of the records for which this worker last had the ledger; since when others have it
         self._refused = False  # they live
         self._beaten_at = 0.0
         self._awake = asyncio.Event()
@@ -137,8 +136,8 @@ class Recovery:
 
         What cannot be done in that time is done later; until then nothing is admitted there.
         """
-        new = {tree: seeding.new_windows(some, self._counters[tree] if tree in self._wanted else ()) for tree, some in counters.items()}
-        new = {tree: some for tree, some in new.items() if some and tree in self._counters}
+        known = {tree: self._counters[tree] if tree in self._wanted else () for tree in counters if tree in self._counters}
+        new = {tree: some for tree, before in known.items() if (some := seeding.new_windows(counters[tree], before))}
         fresh = [tree for tree in counters if tree not in self._counters]
         self._counters |= counters
         self._wanted = set(counters)
@@ -157,7 +156,7 @@ class Recovery:
             await asyncio.sleep(LOOK_S)
 
     async def begin(self, new: Mapping[str, Sequence[Counter]]) -> set[str]:
-        """The trees in which these limits count what was used before."""
+        """Counts on these limits what was used before; the trees where it could."""
         try:
             await self._outbox.flush()
             return await self._beginnings.fill(new, missing_only=False)
