@@ -191,7 +191,7 @@ class Worker:
         self.gateway.credentials = self._credentials(compiled)
 
     def _credentials(self, compiled: Compiled) -> Credentials:
-        return Credentials(compiled.policy.keys, compiled.blocked_keys, self.directory.find, time_ms)
+        return Credentials(compiled.policy.keys, compiled.blocked_keys, self.directory.find, self.directory.time_ms)
 
     async def _know_directory(self) -> None:
         """Before any tree is opened: what was made at run time binds, too."""
