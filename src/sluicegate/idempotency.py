@@ -17,6 +17,7 @@ import asyncio
 import hashlib
 import re
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import cast
 
 import structlog
@@ -68,6 +69,7 @@ class Idempotency:
             trip.replay = found.answer
             return False
         client = Client(trip.exchange)
+        trip.exchange.on_gone = partial(setattr, trip, "client_gone", True)
         taken = trip.taken = Taken(name, print, client)
         trip.exchange = cast(Exchange, client)
         taken.renewing = asyncio.get_running_loop().create_task(self._renew(taken, trip.request_id))

@@ -51,7 +51,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     clock = Clock()
 
     def later(name: str, ms: int) -> None:
-        clock.now += ms
+        clock.now_ms += ms
 
     if request.param == "memory":
         store = MemoryStore(clock)
@@ -149,7 +149,7 @@ async def test_a_database_with_room_for_all(tmp_path: Path) -> None:
     store = RecordsStore(f"sqlite:///{tmp_path}/records.db", clock, 20.0)
     async with opened(store):
         await store.take("old", "p", "req_1", LEASE_MS)
-        clock.now += 2 * LEASE_MS
+        clock.now_ms += 2 * LEASE_MS
         await store.take("new", "p", "req_2", LEASE_MS)
         left = await store._database.call(lambda connection: [row[0] for row in connection.exec_driver_sql("SELECT name FROM idempotency_keys")])
         assert left == ["new"]

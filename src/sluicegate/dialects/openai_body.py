@@ -1,12 +1,12 @@
 """What an OpenAI-compatible upstream says: the body of an answer or of a chunk, from bytes to typed values, whatever is in it.
 
 Nothing here raises. What is of the documented types is decoded at once; an object in which something is of another type goes a slower way
-that takes what can be taken. So does one with a field that is not known: what a model wrote is output whatever it is called, so every text counts
-that NOT_OUTPUT does not name, each once (content as text or as parts, `reasoning` and `reasoning_content`, refusals, tool names and arguments,
-transcripts, and what vendors will think of). Where the shapes come from: OpenAI's API reference; llama.cpp (usage on the last chunk
-with choices, or on one without); vLLM (`{"object": "error"}`, cumulative usage on every chunk); Groq (`x_groq.usage`); xAI and Gemini (reasoning
-in the total only); DeepSeek (`prompt_cache_hit_tokens`); OpenRouter (errors inside choices, `reasoning_details`, `usage.cost`); Mistral (content
-as a list).
+that takes what can be taken. So does one with a field that is not known: what a model wrote is output whatever it is called, wherever it stands, so
+every text counts that neither NOT_OUTPUT nor, beside the choices, `Beside` names, each once (content as text or as parts, `reasoning` and
+`reasoning_content`, refusals, tool names and arguments, transcripts, and what vendors will think of). Where the shapes come from: OpenAI's API
+reference; llama.cpp (usage on the last chunk with choices, or on one without); vLLM (`{"object": "error"}`, cumulative usage on every chunk); Groq
+(`x_groq.usage`); xAI and Gemini (reasoning in the total only); DeepSeek (`prompt_cache_hit_tokens`); OpenRouter (errors inside choices,
+`reasoning_details`, `usage.cost`); Mistral (content as a list).
 """
 
 import json
@@ -87,16 +87,37 @@ class _Choice(Struct, gc=False, forbid_unknown_fields=True):
     matched_stop: Any = None
 
 
-class Body(Struct, gc=False):
+class Beside(Struct, gc=False, forbid_unknown_fields=True):
+    """What many chunks and answers have beside their choices, which is no output. In the order in which most send it, which is the cheapest."""
+
+    id: Any = None
+    object: Any = None
+    created: Any = None
+    model: Any = None
+    service_tier: Any = None
+    system_fingerprint: Any = None
+    usage: Any = None
+    error: Any = None
+    x_groq: Any = None
+    provider: Any = None  # OpenRouter
+    obfuscation: Raw = _NONE
+    p: Raw = _NONE  # Mistral's padding
+    citations: Raw = _NONE  # Perplexity
+    search_results: Raw = _NONE
+
+
+class Body(Beside):
     """A chunk, or a whole answer."""
 
     choices: list[_Choice] | None = None
-    usage: Any = None
-    x_groq: Any = None
-    error: Any = None
 
 
 _KNOWN = frozenset(_Output.__struct_fields__)
+_BESIDE = frozenset(Body.__struct_fields__) | {
+    *("timings", "time_info", "perf_metrics", "nvext", "kv_transfer_params", "metadata", "request_id"),  # how it went
+    *("prompt", "prompt_filter_results", "moderation"),  # of what was asked, and what was thought of both
+    "sluicegate",  # another gateway's word on it
+}
 
 decode_body = msgspec.json.Decoder(Body).decode
 _decode_any = msgspec.json.Decoder().decode
@@ -192,10 +213,16 @@ def _number(digits: str) -> int | float:
 def _tolerated(loose: dict[str, Any]) -> Body:
     """What can be taken of an object in which something has a wrong type."""
     choices = loose.get("choices")
-    body = Body(None, loose.get("usage"), loose.get("x_groq"), loose.get("error"))
+    body = Body(usage=loose.get("usage"), x_groq=loose.get("x_groq"), error=loose.get("error"))
     if isinstance(choices, list):
         body.choices = [_tolerated_choice(choice, place) for place, choice in enumerate(choices) if isinstance(choice, dict)]
     return body
+
+
+def beside(loose: Any, told: set[str]) -> list[Delta]:
+    """Output that stands beside the choices, as if the first one had said it, but for what was told already. loose: what `parse` gave."""
+    text = others(loose, _BESIDE, told) if isinstance(loose, dict) else ""
+    return [Delta(0, text)] if text else []
 
 
 def _tolerated_choice(loose: dict[str, Any], place: int) -> _Choice:

@@ -12,8 +12,20 @@ import msgspec
 from msgspec import Raw, Struct
 
 from sluicegate.core.usage import Usage
-from sluicegate.dialects.form import Answer, Event, Failure
-from sluicegate.dialects.openai_body import Body, bare_failure, decode_body, failure_in, int_or, loosely, parse, read_choices, text_of, usage_of
+from sluicegate.dialects.form import Answer, Delta, Event, Failure
+from sluicegate.dialects.openai_body import (
+    Body,
+    bare_failure,
+    beside,
+    decode_body,
+    failure_in,
+    int_or,
+    loosely,
+    parse,
+    read_choices,
+    text_of,
+    usage_of,
+)
 from sluicegate.dialects.openai_request import read_request, write_request
 from sluicegate.dialects.sse import RawEvent, Reader, ended
 
@@ -55,18 +67,21 @@ def read_answer(body: bytes) -> Answer:
     failure = failure or failure_in(parsed.error)
     if failure is None and parsed.choices is None:
         failure = bare_failure(loose)
+    elif failure is None:
+        deltas += beside(loose, {delta.text for delta in deltas})
     return Answer(deltas, finishes, usage_of(parsed), failure, parsed.choices is not None or failure is not None)
 
 
 class StreamReader:
     """Reads one streamed answer. An event without data, or of `data: null`, is left out: it would break clients and says nothing."""
 
-    __slots__ = ("_last", "_reader")
+    __slots__ = ("_beside", "_last", "_reader")
     ending = DONE
 
     def __init__(self) -> None:
         self._reader = Reader()
         self._last = b""
+        self._beside: set[str] = set()  # texts of the last chunk that had any beside its choices
 
     def feed(self, data: bytes) -> list[Event]:
         """The events that `data` completes."""
@@ -126,11 +141,22 @@ class StreamReader:
             event.failure = bare_failure(loose) or _UNNAMED
         if event.failure is not None:
             event.kind = "error"
+        elif more := self._beside_the_choices(loose, event.deltas):
+            event.deltas = event.deltas + more
         elif body.choices is None and event.usage is None:
             event.kind = "other"
         if event.kind == "chunk" or body.choices:
             self._last = raw.data
         return event
+
+
+    def _beside_the_choices(self, loose: Any, deltas: list[Delta]) -> list[Delta]:
+        """What stood there in the chunk before, too, is a name or a place that the upstream repeats in each."""
+        said = {delta.text for delta in deltas}
+        found = beside(loose, said | self._beside)
+        beside(loose, said)
+        self._beside = said
+        return found
 
 
 def _chunk(raw: bytes, body: Body) -> Event:

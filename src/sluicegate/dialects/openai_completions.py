@@ -16,7 +16,7 @@ from msgspec import Raw, Struct
 from sluicegate.core.usage import Usage
 from sluicegate.dialects import openai_chat
 from sluicegate.dialects.form import Answer, Delta, Event
-from sluicegate.dialects.openai_body import int_or, loosely
+from sluicegate.dialects.openai_body import Beside, int_or, loosely
 from sluicegate.dialects.openai_chat import Head, write_error, write_event, write_stream_error
 from sluicegate.dialects.openai_completions_request import read_request, write_request
 from sluicegate.dialects.sse import RawEvent
@@ -48,11 +48,8 @@ class _Choice(Struct, gc=False, forbid_unknown_fields=True):
     content_filter_results: Raw = _NONE
 
 
-class _Chunk(Struct, gc=False):
+class _Chunk(Beside, kw_only=True):
     choices: list[_Choice]
-    usage: Any = None
-    x_groq: Any = None
-    error: Any = None
 
 
 _decode = msgspec.json.Decoder(_Chunk).decode

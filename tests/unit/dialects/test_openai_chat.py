@@ -265,7 +265,8 @@ def test_events_without_data_are_left_out(raw: bytes) -> None:
         (b"data: " + b"[" * 100_000 + b"\n\n", "bad"),
         (b'event: info\ndata: {"a":1}\n\n', "other"),
         (b'data: {"choices":5}\n\n', "other"),
-        (b'data: {"message":"hello"}\n\n', "other"),
+        (b'data: {"message":5}\n\n', "other"),
+        (b'data: {"message":"hello"}\n\n', "chunk"),
     ],
 )
 def test_kinds(raw: bytes, kind: str) -> None:

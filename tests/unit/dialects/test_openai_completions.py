@@ -130,13 +130,13 @@ def test_a_client_that_did_not_ask_sees_no_usage() -> None:
 def test_a_whole_answer_as_a_stream() -> None:
     """Per choice its output and its end, then the usage, then [DONE]; unknown fields survive."""
     usage = {"prompt_tokens": 5, "completion_tokens": 3, "total_tokens": 8}
-    data = streamed(answer(choice("a", 1, "stop", more=1), choice("b", 0, "length"), usage=usage, fingerprint="f"))
+    data = streamed(answer(choice("a", 1, "stop", more=1), choice("b", 0, "length"), usage=usage, fingerprint=7))
     events = StreamReader().feed(data)
     assert [event.kind for event in events] == ["chunk"] * 5 + ["done"]
     assert [delta for event in events for delta in event.deltas] == [Delta(1, "a"), Delta(0, "b")]
     assert [finish for event in events for finish in event.finishes] == [(1, "stop"), (0, "length")]
     assert (events[4].usage, events[4].usage_only) == (Usage(5, 3), True)
-    assert data.count(b'"fingerprint": "f"') == 5 and b'"more": 1' in data
+    assert data.count(b'"fingerprint": 7') == 5 and b'"more": 1' in data
 
 
 @pytest.mark.parametrize("body", [b"[]", b'{"choices":' + b"[" * 3000 + b"]" * 3000 + b"}"])
