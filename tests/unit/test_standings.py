@@ -182,3 +182,19 @@ def test_why_one_is_left_alone() -> None:
     told = [stage.standings.left_alone_for(stage.standings.of(one)) for one in ("one/a", "two/b")]
     assert ["rate_limit" in kinds for kinds in told] == [False, True]
     assert ["account" in kinds for kinds in told] == [True, False]
+
+
+def test_what_keeps_requests_from_a_deployment_is_told_by_name() -> None:
+    """For the metrics: what cools, whose breaker is not closed, what probes find; nothing of a deployment that is well."""
+    stage = Stage(said(429, "30"))
+    assert list(stage.standings.troubles()) == [("one/a", "cooling")]
+    stage.now_s += 31
+    stage.standings.rate("two/b", "down", "")
+    assert list(stage.standings.troubles()) == [("two/b", "down")]
+    stage.standings.rate("two/b", "healthy", "")
+    other = stage.standings.of("two/b")
+    for _ in range(5):
+        permit = other.permit(stage.now_s)
+        assert permit is not None
+        other.report(permit, "failed", stage.now_s)
+    assert list(stage.standings.troubles()) == [("two/b", "open")]

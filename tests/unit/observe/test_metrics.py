@@ -11,6 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from sluicegate.core.record import Attempt, Record
+from sluicegate.core.usage import Usage
 from sluicegate.observe import siblings as module
 from sluicegate.observe.exposition import render
 from sluicegate.observe.metrics import FAST_US, Histogram, Metrics
@@ -114,6 +115,20 @@ def test_latencies(metrics: Metrics) -> None:
     metrics.loop_lag(1_500)
     found = shown(metrics)
     assert found["sluicegate_loop_lag_seconds_bucket", "0.001"] == 0 and found["sluicegate_loop_lag_seconds_bucket", "0.0025"] == 1
+
+
+def test_deployments_that_are_not_well_and_what_probes_used(metrics: Metrics) -> None:
+    """How many workers see a deployment in which state, and the tokens of probes by direction: all workers together."""
+    metrics.deployments = {"a/b\ncooling": 1, "c/d\ndown": 1}
+    metrics.probed("a/b", Usage(input_tokens=9, output_tokens=1))
+    metrics.probed("a/b", Usage(input_tokens=None, output_tokens=1))
+    total = metrics.counts()
+    other = Metrics(MODELS.__contains__)
+    other.deployments = {"a/b\ncooling": 1, "a/b\nopen": 1}
+    total.add(other.counts())
+    found = samples(render(total))
+    assert [found["sluicegate_deployment_workers", *labels] for labels in (("a/b", "cooling"), ("a/b", "open"), ("c/d", "down"))] == [2, 1, 1]
+    assert [found["sluicegate_probe_tokens_total", "a/b", direction] for direction in ("input", "output")] == [9, 2]
 
 
 def test_refused_requests_have_no_upstream_latency(metrics: Metrics) -> None:
