@@ -660,3 +660,69 @@ async def test_records_that_are_away_when_they_are_looked_at_are_asked_again(sta
     stage.records.away = False
     await stage.outbox.flush()
     assert stage.records.total() == 7
+
+
+# -- requests in the records ----------------------------------------------------------------------------------------------------------------
+
+
+def ended(request_id: str) -> Record:
+    return Record(request_id, 1_000, "t/@k", "chat", "up/m", status=200)
+
+
+async def test_each_line_that_tells_something_is_sent_once(stage: Stage) -> None:
+    """What an attempt was charged, how a request ended, both, or the end of one that has used nothing; a line of neither is not."""
+    await stage.hold("a.1", "b.1", "c.1")
+    for hold_id, record, charged in [("a.1", None, spent(5)), ("b.1", ended("b"), spent(6)), ("c.1", None, None)]:
+        stage.outbox.settle(Settlement(hold_id, REFS, (5,), epoch="first"), record, charged)
+    stage.outbox.spend("t", "d", None, ended("d"))
+    for _ in range(2):
+        await stage.outbox.flush()
+    told = [(hold_id, record is not None, charged is not None) for _, hold_id, record, charged in stage.records.lines]
+    assert told == [("a.1", False, True), ("b.1", True, True), ("d", True, False)]
+    assert (stage.records.uptos, stage.records.total()) == ({"w1": 4}, 11)
+
+
+async def test_the_end_of_a_request_survives_its_worker(stage: Stage, tmp_path: Path) -> None:
+    """One that has used nothing too: it is in the journal until the records have it, and replayed once."""
+    stage.outbox.spend("t", "d", None, ended("d"))
+    stage.journal.close()
+    later = stage.beside(Journal.open(tmp_path, "w2", asyncio.get_running_loop()))
+    for _ in range(2):
+        await later.replay()
+    assert [(hold_id, record) for _, hold_id, record, _ in stage.records.lines] == [("d", ended("d"))]
+    assert files(tmp_path) == []
+
+
+@pytest.mark.parametrize("unwritable", [False, True], ids=["all is written", "the disk takes nothing any more"])
+async def test_memory_is_bounded_while_the_records_are_away(stage: Stage, monkeypatch: pytest.MonkeyPatch, unwritable: bool) -> None:
+    """Beyond that the journal alone keeps the lines: they are read back, each once and in order, with what comes meanwhile behind them."""
+    monkeypatch.setattr("sluicegate.outbox.LINES_MAX", 5)
+    stage.journal._segment_bytes = 400
+    names = [f"r{number}" for number in range(24)]
+    stage.records.away = True
+    for name in names[:20]:
+        stage.outbox.spend("t", name, spent(1), ended(name))
+        if name in ("r3", "r12"):
+            with pytest.raises(RecordsUnavailable):
+                await stage.outbox.flush()
+        await settle()
+    assert len(stage.outbox._lines) == 5
+    if unwritable:
+
+        def refuse() -> None:
+            raise OSError("no space")
+
+        monkeypatch.setattr(stage.journal, "_write", refuse)
+    for name in names[20:22]:
+        stage.outbox.spend("t", name, spent(1), ended(name))
+    with pytest.raises(RecordsUnavailable):
+        await stage.outbox.flush()
+    stage.records.away = False
+    flushing = asyncio.create_task(stage.outbox.flush())
+    await asyncio.sleep(0)
+    for name in names[22:]:
+        stage.outbox.spend("t", name, spent(1), ended(name))
+    await flushing
+    await stage.outbox.flush()
+    assert [hold_id for _, hold_id, _, _ in stage.records.lines] == names
+    assert (stage.records.total(), stage.records.uptos, stage.outbox._lines) == (24, {"w1": 24}, [])

@@ -62,9 +62,13 @@ class Postgresql:
     def begun(self, connection: Connection) -> None:
         """The server itself ends what takes too long, also when we are gone."""
         timeout_ms = int(self._timeout_s * 1000)
-        connection.execute(text(f"SET LOCAL statement_timeout = {timeout_ms * 4 // 5}"))
-        connection.execute(text(f"SET LOCAL lock_timeout = {timeout_ms // 2}"))
-        connection.execute(text(f"SET LOCAL idle_in_transaction_session_timeout = {timeout_ms}"))
+        settings = {
+            "statement_timeout": timeout_ms * 4 // 5,
+            "lock_timeout": timeout_ms // 2,
+            "idle_in_transaction_session_timeout": timeout_ms,
+            "jit": "off",  # it takes seconds to compile a sum of many columns
+        }
+        connection.execute(text("; ".join(f"SET LOCAL {name} = {value}" for name, value in settings.items())))
 
     def cut(self) -> None:
         """Whoever waits for the socket sees its end."""
