@@ -102,7 +102,7 @@ class Holding:
             price = _price(policy, deployment, plan, request)
         figures = self._figures(trip, deployment, price, plan, request)
         attempt = Attempt(f"{trip.request_id}.{number}", plan.model.name, deployment, figures, template)
-        attempt.price = price
+        attempt.price, attempt.held_price = price, held_price(price, figures)
         attempt.visible = deployment.visible and request.shown and not self._learned.exceeded(deployment)
         if attempt.visible and not deployment.provider.streams_calls and offers_tools(request):
             attempt.visible = False
@@ -124,7 +124,8 @@ class Holding:
 
     def _measure(self, trip: Trip, attempt: Attempt, plan: Plan, request: Request) -> None:
         """Takes the figures anew of a request that has waited and holds nothing: more may be known by now."""
-        attempt.figures = self._figures(trip, attempt.deployment, attempt.price, plan, request)
+        figures = attempt.figures = self._figures(trip, attempt.deployment, attempt.price, plan, request)
+        attempt.held_price = held_price(attempt.price, figures)
         attempt.granted = attempt.figures.want
         _ask_all(attempt)
 

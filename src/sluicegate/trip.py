@@ -16,7 +16,7 @@ from sluicegate.core.counters import name
 from sluicegate.core.estimate import Figures
 from sluicegate.core.meter import Meter
 from sluicegate.core.once import Kept
-from sluicegate.core.plan import Plan, Template, held_price
+from sluicegate.core.plan import Plan, Template
 from sluicegate.core.prices import Price
 from sluicegate.core.record import Attempt as AttemptRecord
 from sluicegate.core.record import Record
@@ -84,7 +84,8 @@ class Attempt:
 
     __slots__ = (
         *("answer", "asked", "at_deployment", "billed", "body", "call", "cap", "charge", "closed", "deployment", "duration_us", "error", "extends"),
-        *("figures", "granted", "held", "left_out", "meter", "model", "need", "outcome", "price", "relay", "usage", "via", "visible", "wait_us"),
+        *("figures", "granted", "held", "held_price", "left_out", "meter", "model", "need", "outcome", "price", "relay", "usage", "via", "visible"),
+        "wait_us",
     )
 
     def __init__(self, hold_id: str, model: str, deployment: Deployment, figures: Figures, template: Template) -> None:
@@ -92,6 +93,7 @@ class Attempt:
         self.deployment = deployment
         self.figures = figures
         self.price: Price | None = None  # what this request costs there
+        self.held_price: Price | None = None  # whose dearest rates are held
         self.held = Held(hold_id, template)
         self.via: Via  # from the call on
         self.left_out: list[str] = NONE  # fields of the request that this provider would refuse
@@ -160,11 +162,6 @@ class Attempt:
             error = relay.error.reason if relay.error is not None else "error_event" if relay.failure is not None else "incomplete"
         of_charge = charge.cost_nano_usd, charge.input_tokens, charge.output_tokens
         return AttemptRecord(self.deployment.id, self.outcome, self.duration_us, self.billed, self.wait_us, error, *of_charge)
-
-    @property
-    def held_price(self) -> Price | None:
-        """The price whose dearest rates are held."""
-        return held_price(self.price, self.figures)
 
     def settled_at(self, policy: Policy) -> Charge:
         """What this attempt is charged."""
