@@ -48,7 +48,15 @@ _HEADERS = {
     "x-sluicegate-max-tokens": "The cap per answer that was sent upstream, where it is not the client's own.",
     "x-sluicegate-overhead-ms": "Time that the gateway itself took.",
     "x-sluicegate-cost-usd": "What the request cost; of an answer in one piece.",
+    "x-sluicegate-left-out": "Fields of the request that the provider has no place for, or would refuse, and was not sent.",
+    "x-sluicegate-idempotent": "`replayed`: the answer is that of an earlier request with the same `Idempotency-Key`, and free.",
+    "x-sluicegate-replay-of": "That request's id.",
     "x-ratelimit-limit-requests": "The tightest limit on requests; likewise `remaining` and `reset`, and all three for `tokens`.",
+}
+_ASKED = {
+    "x-sluicegate-include": "What to be told in the answer, with commas: `block`, a member `sluicegate`, whole or at the end of a stream; `cost`, "
+    "`cost_usd` in the usage at the end of a stream.",
+    "idempotency-key": "1 to 255 visible characters. The request is made once; sent again within a day it is answered with what the first one was.",
 }
 _ERROR_HEADERS = {
     "retry-after": "Seconds, or a date.",
@@ -134,8 +142,10 @@ def _call(schemas: "_Schemas", call: _Call, dialect: Dialect, rejects: list[Reje
     responses |= _by_status(schemas, dialect, rejects)
     if upstream:
         responses[errors.THEIRS] = _errors(schemas, dialect, [errors.theirs()])
+    asked = [{"name": name, "in": "header", "description": text, "schema": {"type": "string"}} for name, text in _ASKED.items()] if upstream else []
     return {
         "summary": call.summary,
+        "parameters": asked,
         "security": [{name: []} for name in _KEY_SCHEMES],
         "requestBody": {"required": True, "content": {"application/json": {"schema": schemas.of(call.request, call.name)}}},
         "responses": responses,

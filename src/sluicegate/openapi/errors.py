@@ -44,7 +44,19 @@ def reading() -> list[Reject]:
 
 def calling() -> list[Reject]:
     """Of a request that an upstream is to answer."""
-    return [*reading(), *_refusals(), reject.price_unknown("model"), reject.ledger_unavailable(), reject.ledger_recovering(), *_upstream()]
+    away = reject.ledger_unavailable(), reject.ledger_recovering()
+    return [*reading(), *_refusals(), reject.price_unknown("model"), *away, *_once(), *_upstream()]
+
+
+def _once() -> list[Reject]:
+    """Of a request with an `Idempotency-Key`."""
+    return [
+        reject.idempotency_key_invalid(),
+        reject.idempotency_key_reused(),
+        reject.idempotency_in_progress(),
+        reject.idempotency_answer_too_large(),
+        reject.idempotency_unavailable(),
+    ]
 
 
 def theirs() -> Reject:
