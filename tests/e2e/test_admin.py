@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from websockets.asyncio.client import connect
+from websockets.exceptions import InvalidStatus
 
 from support_inloop import Bench, Reply, request, running
 
@@ -174,6 +176,18 @@ async def test_a_listener_for_operators(tmp_path: Path) -> None:
             assert [(await ask(bench, path, port=port)).status for port in (0, operators.port)] == [200, 200]
         assert (await ask(bench, "/v1/models", key="sk-key", port=operators.port)).status == 404
         assert "/admin" not in (await ask(bench, "/nothing")).error["message"]
+
+
+async def test_web_sockets_reach_the_application(tmp_path: Path) -> None:
+    """Beside the data plane and at the operators' listener; one that no route answers is refused, and the gateway goes on."""
+    for listen in ("", ', listen: "127.0.0.1:0"'):
+        async with running(tmp_path, more=f"admin: {{key: {KEY}{listen}}}") as bench:
+            operators = bench.worker._operators
+            port = operators.port if operators is not None else bench.port
+            with pytest.raises(InvalidStatus) as refused:
+                await connect(f"ws://127.0.0.1:{port}/admin/v1/nothing", proxy=None)
+            assert refused.value.response.status_code == 403
+            assert (await ask(bench, "/admin/v1/health", port=port)).status == 200
 
 
 # -- health -------------------------------------------------------------------------------------------------------------------------------

@@ -47,6 +47,7 @@ def build(services: Services) -> FastAPI:
         generate_unique_id_function=lambda route: "_".join((*map(str, route.tags), route.name)),
     )
     app.state.services = services
+    app.state.oversubscription = health.Oversubscription()
     errors.install(app)
     app.state.routers = [part.router for part in (health, faults)]
     for router in app.state.routers:

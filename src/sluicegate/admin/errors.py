@@ -1,6 +1,6 @@
 """Errors of the admin API, in the form of the data plane's (OpenAI's): `{"error": {message, type, param, code}}`, `param` naming the field.
 
-No error quotes what was sent: it may be a secret.
+No error quotes a value that was sent: it may be a secret.
 """
 
 from collections.abc import Sequence
@@ -63,7 +63,8 @@ async def _rejected(_request: Request, error: Exception) -> Response:
 
 async def _invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    details = error.errors()[0]
+    found = error.errors()
+    details = next((one for one in found if one["type"] == "extra_forbidden"), found[0])  # what is missing may be what was misspelt
     where, kind = [part for part in details["loc"] if isinstance(part, str | int)], str(details["type"])
     if where == ["body"] or kind == "json_invalid":
         hint = " Send it with `content-type: application/json`." if kind == "model_attributes_type" else ""
@@ -109,7 +110,7 @@ def _methods(request: Request) -> set[str]:
     """What a path takes: each method of it is a route of its own."""
     routers: Sequence[APIRouter] = request.app.state.routers
     matching = (route for router in routers for route in router.routes if route.matches(request.scope)[0] is not Match.NONE)
-    return {method for route in matching if isinstance(route, APIRoute) for method in route.methods}
+    return {method for route in matching if isinstance(route, APIRoute) for method in route.methods or ()}
 
 
 def _fields(request: Request, where: Sequence[str | int]) -> list[str]:

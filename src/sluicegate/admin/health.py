@@ -14,7 +14,7 @@ from sluicegate.admin.services import Services
 from sluicegate.config.check import oversubscribed
 from sluicegate.core.counters import deployment_tree
 from sluicegate.core.plan import Template
-from sluicegate.core.tenants import Deployment
+from sluicegate.core.tenants import Deployment, Policy
 from sluicegate.counted import counted
 from sluicegate.ledger.contract import LedgerUnavailable
 
@@ -89,6 +89,20 @@ class HealthAnswer(Answer):
     oversubscribed: list[str]
 
 
+class Oversubscription:
+    """Where a policy is oversubscribed: worked out once for each, beside the loop, since it looks at every key."""
+
+    def __init__(self) -> None:
+        self._of: Policy | None = None
+        self._found: list[str] = []
+
+    async def of(self, policy: Policy) -> list[str]:
+        if policy is not self._of:
+            self._found = await asyncio.to_thread(lambda: list(oversubscribed(policy)))
+            self._of = policy
+        return self._found
+
+
 async def _services(request: Request) -> Services:
     services: Services = request.app.state.services
     return services
@@ -98,7 +112,7 @@ Serving = Annotated[Services, Depends(_services)]
 
 
 @router.get("/health", summary="How the gateway and its deployments are")
-async def health(services: Serving) -> HealthAnswer:
+async def health(request: Request, services: Serving) -> HealthAnswer:
     policy, closed, why_not = services.gateway.policy, services.recovery.closed, services.why_not_ready()
     models = services.deployments()
     deployments = {one.id: one for model in policy.models.values() for one in model.deployments}
@@ -112,7 +126,7 @@ async def health(services: Serving) -> HealthAnswer:
         states=services.states(),
         trees=Trees(open=services.recovery.known - closed, closed=closed),
         deployments=[_deployment(services, one, models[one.id], own) for one, own in zip(deployments.values(), limits, strict=True)],
-        oversubscribed=list(oversubscribed(policy)),
+        oversubscribed=await request.app.state.oversubscription.of(policy),
     )
 
 
