@@ -118,17 +118,16 @@ def _fields(request: Request, where: Sequence[str | int]) -> list[str]:
     route = request.scope.get("route")
     dependant: Dependant | None = route.dependant if isinstance(route, APIRoute) else None
     params = (dependant.body_params if where[0] == "body" else dependant.query_params) if dependant is not None else []
-    kind: Any = params[0].field_info.annotation if params else None
+    kind = _model(params[0].field_info.annotation) if params else None
     for part in where[1:-1]:
-        kind = _below(kind, part)
-    return [field.alias or name for name, field in kind.model_fields.items()] if _is_model(kind) else []
+        if isinstance(part, str):  # else the place in a list
+            field = next((f for name, f in kind.model_fields.items() if (f.alias or name) == part), None) if kind is not None else None
+            kind = _model(field.annotation) if field is not None else None
+    return [field.alias or name for name, field in kind.model_fields.items()] if kind is not None else []
 
 
-def _below(kind: Any, part: str | int) -> Any:
-    field = next((f for name, f in kind.model_fields.items() if (f.alias or name) == part), None) if _is_model(kind) else None
-    annotation = field.annotation if field is not None else None
-    return next((one for one in (annotation, *get_args(annotation)) if _is_model(one)), None)
-
-
-def _is_model(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, BaseModel)
+def _model(annotation: Any) -> type[BaseModel] | None:
+    """The section that a field has, be it one of a list or one that may be null."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((found for found in map(_model, get_args(annotation)) if found is not None), None)
