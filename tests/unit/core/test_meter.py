@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluicegate.core.meter import TEXT_MAX, EchoMeter, EventMeter, Meter, count, load, offers_tools, sends_each_token, size
+from sluicegate.core.meter import TEXT_MAX, EchoMeter, EventMeter, Meter, count, load, may_have_audio, offers_tools, sends_each_token, size
 from sluicegate.dialects.form import Delta
 from sluicegate.dialects.openai_chat import read_request
 
@@ -259,6 +259,25 @@ def test_where_a_tool_may_be_called(fields: dict[str, object], offered: bool) ->
     """Where any is offered, under its old name too."""
     request = {"model": "m", "messages": [{"role": "user", "content": "x"}], **fields}
     assert offers_tools(read_request(json.dumps(request).encode())) is offered
+
+
+HEARD = [{"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}]
+
+
+@pytest.mark.parametrize(
+    ("fields", "audio"),
+    [
+        ({}, False),
+        ({"messages": [{"role": "user", "content": HEARD}]}, True),
+        ({"messages": [{"role": "assistant", "audio": {"id": "a"}}]}, True),
+        ({"modalities": ["text", "audio"], "audio": {"voice": "v", "format": "wav"}}, True),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "https://x/y.png"}}]}]}, False),
+    ],
+)
+def test_whether_a_request_may_have_audio(fields: dict[str, object], audio: bool) -> None:
+    """In it, in what came before, or asked for; text and images have none."""
+    request = {"model": "m", "messages": [{"role": "user", "content": "hi"}], **fields}
+    assert may_have_audio(read_request(json.dumps(request).encode())) is audio
 
 
 # -- echoes -------------------------------------------------------------------------------------------------------------------------------
