@@ -17,15 +17,15 @@ import socket
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import structlog
 
+from sluicegate.applying import Applying, deployments, providers, tokenizers
 from sluicegate.bus import Bus
 from sluicegate.bus_channels import channel_of
-from sluicegate.auth import Credentials
 from sluicegate.chaos import Chaos
 from sluicegate.config.load import Loaded
 from sluicegate.cooling import Cooldowns
@@ -33,7 +33,6 @@ from sluicegate.core import meter
 from sluicegate.core.estimate import Learned
 from sluicegate.core.once import Store
 from sluicegate.core.record import Record
-from sluicegate.core.tenants import Deployment, Policy, Provider
 from sluicegate.directory import Compiled, Directory
 from sluicegate.directory_changes import Changes
 from sluicegate.expiries import Expiries
@@ -55,9 +54,9 @@ from sluicegate.observe.notices import Notices
 from sluicegate.observe.siblings import Siblings
 from sluicegate.outbox import Outbox
 from sluicegate.probes import Probes
+from sluicegate.records import directory as tables
 from sluicegate.records.idempotency import RecordsStore
 from sluicegate.records.retention import Kept
-from sluicegate.records import directory as tables
 from sluicegate.records.rows import RecordsUnavailable
 from sluicegate.records.store import Records
 from sluicegate.recovery import OtherRecords, Recovery
@@ -67,7 +66,6 @@ from sluicegate.upkeep import Upkeep
 
 LEDGER_AWAY_S = 10.0  # not ready after this long without the ledger or a tree's state, under `on_ledger_failure: refuse`
 START_S = 10.0  # for which a start waits for the states of all trees
-TAKE_UP_S = 3.0  # for which a new configuration waits to have its limits ready
 SETTLE_AT_STOP_S = 5.0
 OPERATORS_DRAIN_S = 1.0
 GC_THRESHOLD = 20_000  # allocations; the default of 700 is reached within two requests
@@ -107,43 +105,29 @@ def records_of(loaded: Loaded) -> Records:
     return Records(loaded.config.records, kept=Kept(kept.requests_ms // 1000, kept.quarters_ms // 1000))
 
 
-def deployments(policy: Policy) -> Iterator[Deployment]:
-    """All deployments of all models."""
-    for model in policy.models.values():
-        yield from model.deployments
-
-
-def providers(policy: Policy) -> Iterable[Provider]:
-    """All providers that are called."""
-    return {one.provider.name: one.provider for one in deployments(policy)}.values()
-
-
 class Worker:
     """Everything that one worker process is made of."""
 
     def __init__(self, loaded: Loaded) -> None:
-        loop = asyncio.get_running_loop()
-        config = loaded.config
-        self._config = config
+        config = self._config = loaded.config
         self._loaded = loaded
         self.directory = Directory(tables.Directory(config.records), time_ms)
         compiled = self.directory.compile(loaded)
         self.directory.use(compiled)
-        policy = compiled.policy
         self.ledger = ledger_of(loaded)
         self.metrics = Metrics(lambda model: model in self.gateway.policy.models)
         self.metrics.refresh = self._gauge
         self.learned = Learned()
-        self._pools = Pools(providers(policy))
+        self._pools = Pools(providers(loaded.policy))
         ids, boot, trees = itertools.count(1), secrets.token_hex(6), compiled.trees
         self.records = records_of(loaded)
         self._idempotency = Idempotency(_idempotency_store(loaded))
         self.notices = Notices(self.metrics, itertools.chain.from_iterable(trees.values()), self.ledger.peek)
         self._expiries = Expiries(lambda: self._loaded.policy, self.ledger.now_ms, self.metrics.observe, lambda: self._outbox)
-        self._journal = Journal.open(config.journal, boot, loop, _journal_log())
+        self._journal = Journal.open(config.journal, boot, asyncio.get_running_loop(), _journal_log())
         self._outbox = Outbox(self.ledger, self._journal, self.records, config.journal, trees, self.notices.on_marks, self._expiries.late)
         self.gateway = Gateway(
-            policy,
+            compiled.policy,
             self.ledger,
             self._outbox,
             self._pools,
@@ -157,21 +141,16 @@ class Worker:
             config.server.max_body,
             self._idempotency,
         )
-        self._trees = trees
         self.recovery = Recovery(
             self.ledger, self.records, self._outbox, lambda: self.gateway.trips, trees, boot, lambda: secrets.token_hex(8), time.monotonic
         )
-        self._follow_directory(compiled)
-        self._applying = asyncio.Lock()
-        self.reloading = Reloading(loaded, self.apply, time_ms)
         self._upkeep = self._keep_up()
         self._upkeep.charged = self._expiries.charged
         self.metrics.journal = lambda: (self._outbox.backlog, self._journal.dropped)
         self._siblings = Siblings(Path(config.journal), self.metrics)
         self._boot = boot
         self.bus = Bus(channel_of(config.ledger, config.ledger_timeout_ms), boot, self.ledger.now_ms)
-        self.bus.subscribe("config", lambda _: self.directory.wake())
-        self.changes = Changes(self.directory, lambda: self._loaded, self._apply_again, self.bus.publish, time_ms)
+        self._applying = self._change_at_run_time(compiled)
         self.probes = self._share_what_is_found()
         self.admin = self._administration() if config.admin.secret is not None else None
         apart = config.admin.listen is not None
@@ -180,28 +159,24 @@ class Worker:
         self.server: Server | None = None
         self._operators: Server | None = None  # the listener of `admin.listen`
 
-    def _follow_directory(self, compiled: Compiled) -> None:
-        """What the directory and the rest of the worker ask of each other."""
-        directory, recovery = self.directory, self.recovery
-        directory.begin = recovery.begin
-        directory.on_change = lambda: self.gateway.credentials.forget()
-        self._expiries.tree_of = directory.tree_of
-        recovery.of_keys = directory.counters_of
-        recovery.first = self._know_directory
-        self.gateway.credentials = self._credentials(compiled)
+    def _change_at_run_time(self, compiled: Compiled) -> Applying:
+        parts: dict[str, Any] = {"pools": self._pools, "notices": self.notices, "upkeep": self._upkeep, "trees": compiled.trees}
+        told: dict[str, Any] = {"observers": self._observers, "on_applied": self._applied}
+        applying = Applying(self._loaded, compiled, self.directory, self.recovery, self.gateway, **parts, **told)
+        self.apply = applying.apply
+        self.reloading = Reloading(self._loaded, applying.apply, time_ms)
+        self.changes = Changes(self.directory, lambda: self._loaded, applying.again, self.bus.publish, time_ms)
+        self.bus.subscribe("config", lambda _: self.directory.wake())
+        self._expiries.tree_of = self.directory.tree_of
+        return applying
 
-    def _credentials(self, compiled: Compiled) -> Credentials:
-        return Credentials(compiled.policy.keys, compiled.blocked_keys, self.directory.find, self.directory.time_ms)
-
-    async def _know_directory(self) -> None:
-        """Before any tree is opened: what was made at run time binds, too."""
-        if not self.directory.loaded and await self.directory.refresh():
-            compiled = self.directory.compile(self._loaded)
-            self._trees.update(compiled.trees)
-            self._use(self._loaded, compiled)
-
-    async def _apply_again(self) -> None:
-        await self.apply(self._loaded)
+    def _applied(self, before: Loaded, loaded: Loaded) -> None:
+        """What else goes by the configuration."""
+        self._loaded, self._config = loaded, loaded.config
+        if self.server is not None:
+            _let_go(self.server, loaded)
+        if _log_form(loaded) != _log_form(before):
+            configure(_log_form(loaded))
 
     def _share_what_is_found(self) -> Probes:
         """What this worker and the others find of deployments: cooldowns, and the results of probes."""
@@ -269,7 +244,7 @@ class Worker:
 
         A ledger or records that are away do not stop a start; nothing is admitted until both are there. Raises OtherRecords.
         """
-        for tokenizer in _tokenizers(self._loaded.policy):
+        for tokenizer in tokenizers(self._loaded.policy):
             meter.load(tokenizer)
         loop, there = asyncio.get_running_loop(), True
         try:
@@ -293,36 +268,9 @@ class Worker:
             log.warning("metrics of other workers cannot be had", reason=str(error))
         alive = KeepAlive(self.gateway.trips, lambda: self.gateway.policy, time.monotonic)
         self._tasks += [loop.create_task(work.run()) for work in (self._upkeep, self._outbox, alive, self.probes)]
-        self._tasks.append(loop.create_task(self.directory.run(self._apply_again)))
+        self._tasks.append(loop.create_task(self.directory.run(self._applying.again)))
         if self._loaded.source is not None:
             self._tasks.append(loop.create_task(self.reloading.run(self._loaded.source)))
-
-    async def apply(self, loaded: Loaded) -> None:
-        """Serves what comes from now on as this says; requests under way keep what they came under.
-
-        Raises ValueError, and has changed nothing, where it cannot be used: an authority's file that is not there, say.
-        """
-        async with self._applying:
-            for tokenizer in _tokenizers(loaded.policy):
-                await asyncio.to_thread(meter.load, tokenizer)
-            self._pools.apply(providers(loaded.policy))
-            compiled = await asyncio.to_thread(self.directory.compile, loaded)
-            await self.recovery.take_up(compiled.trees, TAKE_UP_S)
-            self._use(loaded, compiled)
-
-    def _use(self, loaded: Loaded, compiled: Compiled) -> None:
-        """One step: whatever comes now comes under this."""
-        before, policy, config = self._loaded, compiled.policy, loaded.config
-        self._loaded, self._config = loaded, config
-        self.directory.use(compiled)
-        self.notices.know(itertools.chain.from_iterable(compiled.trees.values()))
-        observers = self._observers(loaded) if loaded is not before else None
-        self.gateway.apply(policy, self._credentials(compiled), observers, config.server.max_body)
-        self._upkeep.hold_for(policy.budget.hold_ttl_ms)
-        if self.server is not None:
-            _let_go(self.server, loaded)
-        if _log_form(loaded) != _log_form(before):
-            configure(_log_form(loaded))
 
     async def stop(self) -> None:
         """After the last request: what is owed to ledger and records is sent, for a few seconds; the rest stays in the journal, also if cancelled."""
@@ -376,10 +324,6 @@ class Worker:
             return (self._config.admin.address or self._config.server.address).on_loopback
         presented = exchange.headers.get(b"authorization", b"").removeprefix(b"Bearer ").strip()
         return hmac.compare_digest(presented, key.get_secret_value().encode())
-
-
-def _tokenizers(policy: Policy) -> list[str]:
-    return sorted({one.tokenizer for one in deployments(policy) if one.tokenizer})
 
 
 def _log_form(loaded: Loaded) -> Literal["json", "console"]:

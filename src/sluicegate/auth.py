@@ -38,7 +38,11 @@ class Credentials:
     """The keys of one policy, by SHA-256 digest, and those of the directory."""
 
     def __init__(
-        self, keys: Mapping[bytes, Key], blocked: Mapping[bytes, Key] | None = None, find: Find | None = None, time_ms: Callable[[], int] | None = None
+        self,
+        keys: Mapping[bytes, Key],
+        blocked: Mapping[bytes, Key] | None = None,
+        find: Find | None = None,
+        time_ms: Callable[[], int] | None = None,
     ) -> None:
         """blocked: keys of the file that are. find: asks the directory."""
         self._keys = keys

@@ -112,7 +112,9 @@ def _exact(value: Any) -> Any:
 def check_name(name: str) -> None:
     """Raises ConfigError."""
     if not NAME.fullmatch(name):
-        raise ConfigError("request", [Problem(("name",), "must have letters, digits, '.', '_' and '-', 64 at most, and begin with a letter or digit")])
+        raise ConfigError(
+            "request", [Problem(("name",), "must have letters, digits, '.', '_' and '-', 64 at most, and begin with a letter or digit")]
+        )
 
 
 def check_metadata(metadata: Mapping[str, str]) -> None:

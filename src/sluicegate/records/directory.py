@@ -8,11 +8,11 @@ The tables are made by whoever needs them first. A thread and a connection of th
 How it fails: RecordsUnavailable after some seconds at most; Missing, Taken for what is not there, or there already, and then nothing was changed.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import msgspec
-from sqlalchemy import BigInteger, Column, Connection, Index, Integer, MetaData, Table, Text, delete, func, or_, select, text, update
+from sqlalchemy import BigInteger, Column, Connection, Index, Integer, MetaData, Table, Text, delete, or_, select, text, update
 
 from sluicegate.records.database import Database
 from sluicegate.records.schema import CREATION_LOCK, insert
@@ -425,15 +425,3 @@ def remove_increase(connection: Connection, id: str) -> IncreaseRow:
         raise Missing(id)
     connection.execute(delete(increases).where(increases.c.id == id))
     return _row(IncreaseRow, found)
-
-
-def count_keys(connection: Connection) -> int:
-    """Those that were not deleted."""
-    return int(connection.execute(select(func.count()).select_from(keys).where(keys.c.deleted_ms == NEVER)).scalar_one())
-
-
-def add_keys(connection: Connection, rows: Sequence[tuple[KeyRow, SecretRow]]) -> None:
-    """Many new keys in one change: of an import."""
-    number = _raised(connection, of_tree=True)
-    connection.execute(keys.insert(), [{**_values(row), "organization": row.organization, "version": number} for row, _ in rows])
-    connection.execute(secrets.insert(), [_values(secret) for _, secret in rows])
