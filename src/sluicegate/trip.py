@@ -366,7 +366,7 @@ class Trip:
             ", ".join([name(counter) for counter in self.shadowed]) if self.shadowed else "",
             int(self.waited_s * 1e6) if self.waited_s else 0,
             usage.cache_write_tokens if usage is not None else 0,
-            "",
+            "replay" if self.replay is not None else "",
             "",
             labels.tags(tags) if tags is not None else "",
         )

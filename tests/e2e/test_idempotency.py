@@ -145,6 +145,7 @@ async def test_a_stream_is_replayed_as_it_was(tmp_path: Path, extend: bool) -> N
         assert second.headers["content-type"] == first.headers["content-type"]
         record = bench.record
         assert (record.status, record.attempts, record.cost_nano_usd, record.input_tokens, record.error) == (200, (), 0, 0, "")
+        assert record.cache == "replay"
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from sluicegate import answers
 from sluicegate.config.load import load_text
 from sluicegate.core.claims import Admission, Extension, Reply, Settled, Settlement, Swept
 from sluicegate.core.estimate import Learned
@@ -492,6 +493,28 @@ async def test_each_attempt_is_recorded_with_what_it_was_charged(tmp_path: Path)
         Attempt("b/second", "200", 0, "yes", int(slept[0] * 1e6), "", cost + 1_000, INPUT, 1),
     )
     assert (record.cost_nano_usd, record.input_tokens, record.output_tokens) == (2 * cost + 101_000, 2 * INPUT, 101)
+
+
+@pytest.mark.parametrize("kept_alive", [False, True])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_is_told_what_all_attempts_cost(tmp_path: Path, stream: bool, kept_alive: bool) -> None:
+    """One that may have been billed before the fallback is in the cost, also where a sign of life had begun the answer."""
+    stage = Stage(tmp_path)
+    exchange = await stage.send(KEY | {b"x-sluicegate-include": b"block"}, stream=stream)
+    if stream and kept_alive:
+        (trip,) = stage.gateway.trips
+        answers.keep_alive(trip)
+    stage.call("a").fail("timeout")
+    await settle()
+    stage.call("b").answer(kind=b"text/event-stream" if stream else b"application/json")
+    usage = {"prompt_tokens": INPUT, "completion_tokens": 1}
+    stage.call("b").feed(text(1) + STOP + sse(usage_chunk(INPUT, 1)) + DONE if stream else whole(1, usage=usage))
+    stage.call("b").end()
+    record = await stage.over()
+    told = exchange.data.split(b"data: ")[-2] if stream else exchange.data
+    block = json.loads(told)["sluicegate"]
+    assert (block["fallback_used"], block["deployment"], block["cost_usd"]) == (True, "b/second", record.cost_nano_usd / 1e9)
+    assert [(attempt["outcome"], attempt["cost_usd"] > 0) for attempt in block["attempts"]] == [("timeout", True), ("200", True)]
 
 
 async def test_a_stream_that_breaks_off_says_why_in_its_attempt(stage: Stage) -> None:

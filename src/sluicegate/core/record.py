@@ -52,7 +52,7 @@ class Record(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     shadow: str = ""  # names of limits in mode shadow that would have refused it
     waited_us: int = 0  # in line for a limit
     cache_write_tokens: int = 0
-    cache: str = ""  # hit, miss
+    cache: str = ""  # hit, miss; replay: of the answer that was kept for an idempotency key
     cost_source: str = ""
     tags: str = ""  # as the client gave them, `name=value` between commas; client_user and they are labels, which decide nothing
 
