@@ -212,6 +212,7 @@ class Worker:
                 chaos,
                 self.probes,
                 lambda: self._loaded,
+                self.reloading,
                 lambda: {"ledger": self._upkeep.state, "records": self._outbox.state, "bus": self.bus.state},
                 self._why_not_ready,
                 time.monotonic,

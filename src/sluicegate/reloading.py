@@ -28,6 +28,7 @@ _FIXED: dict[str, Callable[[Config], object]] = {
     "ledger_durability": attrgetter("ledger_durability"),
     "records": attrgetter("records"),
     "journal": attrgetter("journal"),
+    "retention": attrgetter("retention"),
     "admin.listen": attrgetter("admin.listen"),
     "admin.key": lambda config: config.admin.secret is not None,  # another key is taken; none is another gateway
     "admin.chaos": attrgetter("admin.chaos"),

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from support_gateway import Gateway, Mock, config, running_gateway, running_mock
+from support_gateway import Gateway, Mock, call, config, running_gateway, running_mock
 
 WITHIN_S = 1.0
 SLACK_S = 2.0  # beside other tests on few cores
@@ -137,6 +137,29 @@ def test_another_ledger_is_refused_and_a_hang_up_reads_anew(gateway: Changing, t
     assert wait_until(lambda: applied(gateway, 2)) < WITHIN_S + SLACK_S
     refused: Any = gateway.chat("sk-one", max_tokens=20)
     assert (refused[0], refused[2]["error"]["code"], refused[2]["error"]["sluicegate"]["used"]) == (429, "budget_exceeded", used)
+
+
+def test_a_reload_is_asked_for(tmp_path: Path, slow_mock: Mock) -> None:
+    """`POST /admin/v1/reload` answers when the file is in use, or why it is not; the one in use is shown."""
+    admin = "admin: {key: sk-admin-0123456789abcdef}"
+    text = config(tmp_path, slow_mock.url, tenants("one"), more=admin)
+    with running_gateway(tmp_path, text) as gateway:
+        file, url = tmp_path / "gateway.yaml", f"{gateway.url}/admin/v1"
+
+        def ask(path: str, body: Any = None) -> tuple[int, Any]:
+            status, _, answer = call(f"{url}/{path}", body, "sk-admin-0123456789abcdef", method="GET" if body is None else "POST")
+            return status, json.loads(answer)
+
+        first = ask("configuration")[1]
+        file.write_text(text.replace("tokens/day", "bananas/day"))
+        status, answer = ask("reload", {})
+        assert (status, answer["error"]["code"]) == (409, "configuration_refused") and "bananas" in answer["error"]["message"]
+        shown = ask("configuration")[1]
+        assert (shown["version"], len(shown["problems"])) == (first["version"], 1) and shown["refused"]
+        file.write_text(text.replace("key: sk-one", "key: sk-two"))
+        status, answer = ask("reload", {})
+        assert (status, answer["problems"], answer["version"] != first["version"]) == (200, [], True)
+        assert [gateway.chat(key, max_tokens=1)[0] for key in ("sk-one", "sk-two")] == [401, 200]
 
 
 def workers(gateway: Gateway) -> list[int]:

@@ -11,7 +11,7 @@ from fastapi import FastAPI, Response
 from fastapi.openapi.utils import get_openapi
 
 from sluicegate import __version__
-from sluicegate.admin import errors, faults, health
+from sluicegate.admin import configuration, errors, faults, health
 from sluicegate.admin.services import Services
 from sluicegate.openapi import page
 
@@ -49,7 +49,7 @@ def build(services: Services) -> FastAPI:
     app.state.services = services
     app.state.oversubscription = health.Oversubscription()
     errors.install(app)
-    app.state.routers = [part.router for part in (health, faults)]
+    app.state.routers = [part.router for part in (health, faults, configuration)]
     for router in app.state.routers:
         app.include_router(router)
     documents = cache(lambda: _document(app))  # when somebody asks for it

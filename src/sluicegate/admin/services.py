@@ -10,6 +10,7 @@ from sluicegate.gateway import Gateway
 from sluicegate.ledger.contract import Ledger
 from sluicegate.probes import Probes
 from sluicegate.recovery import Recovery
+from sluicegate.reloading import Reloading
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,7 @@ class Services:
     chaos: Chaos | None  # None: `admin.chaos` is off
     probes: Probes
     loaded: Callable[[], Loaded]
+    reloading: Reloading
     states: Callable[[], dict[str, str]]  # of the ledger, the records, the bus, ...: "up", or what else
     why_not_ready: Callable[[], str]  # "": it is
     clock: Callable[[], float]
