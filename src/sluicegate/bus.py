@@ -149,12 +149,14 @@ class Bus:
         while True:
             try:
                 await self._connect()
+                _heed_cancellation()
                 pause_s = PAUSE_S[0]
                 async with asyncio.TaskGroup() as tasks:
                     tasks.create_task(self._send())
                     tasks.create_task(self._receive())
             except* Exception as errors:  # whatever it is, it may go well next time
                 self._state("away", reason=_reason(errors))
+            _heed_cancellation()
             await asyncio.sleep(pause_s * (0.5 + self._jitter()))
             pause_s = min(2 * pause_s, PAUSE_S[1])
 
@@ -183,6 +185,8 @@ class Bus:
             bodies = [self._queue.popleft() for _ in range(min(len(self._queue), AT_ONCE))]
             try:
                 await self._channel.append(bodies)
+                bodies = []
+                _heed_cancellation()
             except BaseException:
                 self._queue.extendleft(reversed(bodies))
                 raise
@@ -195,7 +199,9 @@ class Bus:
 
     async def _receive(self) -> None:
         while True:
-            for entry in await self._channel.read(self._position, AT_ONCE, wait=True):
+            entries = await self._channel.read(self._position, AT_ONCE, wait=True)
+            _heed_cancellation()
+            for entry in entries:
                 self._position = entry[0]
                 message = _read(entry)
                 if message is not None and message.worker != self._worker:
@@ -222,6 +228,13 @@ def _read(entry: Entry) -> Message | None:
     except (ValueError, RecursionError):
         return None
     return Message(id_, body.kind, body.time_ms, body.worker, body.data)
+
+
+def _heed_cancellation() -> None:
+    """A cancellation that comes as a task of a group fails is lost in the group's error, and a channel's library may swallow one."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
 
 
 def _reason(error: BaseException) -> str:

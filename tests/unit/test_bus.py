@@ -162,3 +162,39 @@ async def test_a_callback_that_raises_harms_nobody(logged: list[Any]) -> None:
         await turn(lambda: heard)
     assert heard[0].time_ms == 5
     assert [line["kind"] for line in logged] == ["a"]
+
+
+class Swallowing(Flaky):
+    """Fails instead, where it is cancelled."""
+
+    def __init__(self, verb: str) -> None:
+        super().__init__()
+        self._verb = verb
+        self.waiting = False
+
+    async def open(self) -> str:
+        await self._wait("open")
+        return await super().open()
+
+    async def read(self, after: str, limit: int, *, wait: bool) -> Sequence[Entry]:
+        await self._wait("read")
+        return await super().read(after, limit, wait=wait)
+
+    async def _wait(self, verb: str) -> None:
+        if verb == self._verb:
+            self.waiting = True
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                raise ConnectionError("broken") from None
+
+
+@pytest.mark.parametrize("verb", ["open", "read"])
+async def test_a_cancellation_that_a_channel_swallows_ends_it_all_the_same(verb: str) -> None:
+    """A worker that stops does not wait for a bus that goes on."""
+    channel = Swallowing(verb)
+    task = asyncio.create_task(Bus(channel, "w", lambda: 0).run())
+    await turn(lambda: channel.waiting)
+    task.cancel()
+    done, _ = await asyncio.wait([task], timeout=5)
+    assert done and task.cancelled()
