@@ -30,6 +30,7 @@ from sluicegate.reject import Reject
 from sluicegate.relay import Reader, Relay
 
 NONE: list[str] = []
+NO_WORDS: frozenset[str] = frozenset()
 READ_ON_S = 30.0  # after the client left, for the usage of an upstream that does not stop on close
 
 
@@ -160,8 +161,17 @@ class Attempt:
         charge, relay, error = self.charge or NOTHING, self.relay, self.error
         if relay is not None and relay.ended == "died" and not error:
             error = relay.error.reason if relay.error is not None else "error_event" if relay.failure is not None else "incomplete"
-        of_charge = charge.cost_nano_usd, charge.input_tokens, charge.output_tokens
-        return AttemptRecord(self.deployment.id, self.outcome, self.duration_us, self.billed, self.wait_us, error, *of_charge)
+        return AttemptRecord(  # by position, as below
+            self.deployment.id,
+            self.outcome,
+            self.duration_us,
+            self.billed,
+            self.wait_us,
+            error,
+            charge.cost_nano_usd,
+            charge.input_tokens,
+            charge.output_tokens,
+        )
 
     def settled_at(self, policy: Policy) -> Charge:
         """What this attempt is charged."""
@@ -242,7 +252,7 @@ class Trip:
         self.idle_s = 0.0  # of this, since the last attempt
         self.waited_s = 0.0  # for limits
         self.first_byte_s = 0.0
-        self.include = frozenset[str]()  # what the client wants to be told in the answer (telling.py)
+        self.include = NO_WORDS  # what the client wants to be told in the answer (telling.py)
         self.taken: Taken | None = None  # its idempotency key
         self.replay: Kept | None = None  # what the first request with that key was answered
 
