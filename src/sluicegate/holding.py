@@ -377,9 +377,10 @@ class Holding:
 def _price(policy: Policy, deployment: Deployment, plan: Plan, request: Request) -> Price | None:
     """What a request costs at a deployment whose price is not the same for all. Raises Reject where nobody knows, and somebody counts."""
     if deployment.price is None:
-        if plan.template.needs_price and policy.unpriced == "refuse":
+        own = [counter for counter in deployment.counters if counter.unit is Unit.USD]
+        if policy.unpriced == "refuse" and (plan.template.needs_price or any(counter.enforced for counter in own)):
             raise reject.price_unknown(plan.model.name)
-        if request.tariff and plan.template.has_usd:
+        if request.tariff and (plan.template.has_usd or own):
             raise reject.tariff_unknown(request.tariff)
         return None
     price = deployment.price.for_request(request.tariff, may_have_audio(request))

@@ -287,3 +287,11 @@ async def test_what_has_no_price_may_cost_what_the_operator_says(tmp_path: Path)
         bench.whole = False
         assert (await bench.chat(model="unknown", max_tokens=20)).code == "200"
         assert await spent(bench) == (PROMPT_TOKENS * 1000 + 20 * 2000) / 1e9
+
+
+async def test_a_deployments_own_dollars_need_a_price_too(tmp_path: Path) -> None:
+    """Its limit would never fill: refused before the call, whoever asks."""
+    models = "  unknown: {deployments: [{provider: mock, model: mystery, limits: [$1/day]}]}"
+    async with running(tmp_path, models=models) as bench:
+        refused = await bench.chat(model="unknown", max_tokens=20)
+        assert (refused.status, refused.code, len(bench.mock.calls)) == (402, "price_unknown", 0)
