@@ -98,7 +98,6 @@ async def test_a_file_that_is_gone_is_refused(tmp_path: Path) -> None:
         ("budget: {expired_hold: charge_seen}", "budget.expired_hold"),
         ("admin: {key: sk-admin-0123456789abcdef, listen: 127.0.0.1:1}", "admin.listen"),
         ("admin: {key: sk-admin-0123456789abcdef}", "admin.key"),
-        ("admin: {chaos: on}", "admin.chaos"),
         ("retention: {requests: 5d}", "retention"),
     ],
 )
