@@ -151,11 +151,9 @@ class Bus:
                 await self._connect()
                 _heed_cancellation()
                 pause_s = PAUSE_S[0]
-                async with asyncio.TaskGroup() as tasks:
-                    tasks.create_task(self._send())
-                    tasks.create_task(self._receive())
-            except* Exception as errors:  # whatever it is, it may go well next time
-                self._state("away", reason=_reason(errors))
+                await self._exchange()
+            except Exception as error:  # whatever it is, it may go well next time
+                self._state("away", reason=str(error) or type(error).__name__)
             _heed_cancellation()
             await asyncio.sleep(pause_s * (0.5 + self._jitter()))
             pause_s = min(2 * pause_s, PAUSE_S[1])
@@ -179,6 +177,18 @@ class Bus:
         await self._flush()  # so that a channel which can be read and not written to is away, and not up and away by turns
         self._state("up", dropped=self._dropped)
         self._dropped = 0
+
+    async def _exchange(self) -> None:
+        """Until one of both fails. No task group: a cancellation that comes as one of its tasks fails is lost in the group's error."""
+        tasks = [asyncio.create_task(self._send()), asyncio.create_task(self._receive())]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        for task in done:
+            task.result()
 
     async def _flush(self) -> None:
         while self._queue:
@@ -231,13 +241,7 @@ def _read(entry: Entry) -> Message | None:
 
 
 def _heed_cancellation() -> None:
-    """A cancellation that comes as a task of a group fails is lost in the group's error, and a channel's library may swallow one."""
+    """A channel's library may swallow a cancellation that comes as something else fails."""
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError
-
-
-def _reason(error: BaseException) -> str:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return str(error) or type(error).__name__
