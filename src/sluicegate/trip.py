@@ -217,7 +217,7 @@ class Trip:
     __slots__ = (
         *("answered", "attempts", "client_gone", "cost_nano_usd", "counted", "dialect", "exchange", "first_byte_s", "idle_s", "input_tokens", "key"),
         *("output_tokens", "order", "plan", "policy", "rejected", "refset", "reply", "request", "request_id", "shadowed", "source"),
-        *("include", "replay", "standing", "status", "taken"),
+        *("cost_source", "include", "replay", "standing", "status", "taken"),
         *("ends_at", "hurried", "time_ms", "timeouts", "tries", "upstream_s", "waited_s", "written"),
     )
 
@@ -242,6 +242,7 @@ class Trip:
         self.answered: Attempt | None = None  # that the client gets
         self.input_tokens = self.output_tokens = self.cost_nano_usd = 0  # charged so far, over all attempts
         self.source = ""  # of the last charge
+        self.cost_source = ""  # likewise
         self.written = False  # an upstream has been sent bytes
         self.counted = False  # `requests` has been charged
         self.client_gone = False
@@ -329,7 +330,7 @@ class Trip:
         self.input_tokens += charge.input_tokens
         self.output_tokens += charge.output_tokens
         self.cost_nano_usd += charge.cost_nano_usd
-        self.source = charge.source
+        self.source, self.cost_source = charge.source, charge.cost_source
 
     def record(self, now: float) -> Record:
         """The record of this request, as of now."""
@@ -377,6 +378,6 @@ class Trip:
             int(self.waited_s * 1e6) if self.waited_s else 0,
             usage.cache_write_tokens if usage is not None else 0,
             "replay" if self.replay is not None else "",
-            "",
+            self.cost_source,
             labels.tags(tags) if tags is not None else "",
         )

@@ -267,6 +267,7 @@ async def test_whose_figure_is_charged(
         bench.whole = False
         assert (await bench.chat(max_tokens=20)).code == "200"
         assert await spent(bench) == nano_usd / 1e9
+        assert bench.record.cost_source == ("calculated" if nano_usd == OWN else "provider")
     assert caplog_events().count("provider charges more than its price") == (1 if nano_usd > OWN else 0)
 
 
