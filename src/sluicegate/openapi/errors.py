@@ -25,7 +25,11 @@ _UPSTREAM = (429, 500, 502, 503, 504, 529, 401)
 
 def common() -> list[Reject]:
     """Of a request with a key, before a body is read."""
-    return [reject.unauthenticated(False), reject.ledger_unavailable()]
+    return [*_of_keys(), reject.ledger_unavailable()]
+
+
+def _of_keys() -> list[Reject]:
+    return [reject.unauthenticated(False), reject.key_blocked(), reject.key_expired(), reject.address_not_allowed(), reject.keys_unavailable()]
 
 
 def reading() -> list[Reject]:
@@ -35,7 +39,7 @@ def reading() -> list[Reject]:
     return [
         reject.bad_request(malformed),
         reject.bad_request(unbounded),
-        reject.unauthenticated(False),
+        *_of_keys(),
         reject.model_not_found("model"),
         reject.body_too_large(33_554_432),
         reject.internal(),
