@@ -27,22 +27,30 @@ TOO_MANY = 429
 def counts(record: Record) -> list[int]:
     """What one request adds to COUNTS and LATENCIES."""
     found = [0] * (len(COUNTS) + len(LATENCIES))
-    found[0] = 1
-    if record.refusal:
-        found[1] = 1
-    elif record.error:
-        found[3] = 1
-    if record.status == TOO_MANY:
-        found[2] = 1
-    if fell_back(record):
-        found[4] = 1
-    if record.cache == "hit":
-        found[5] = 1
-    if record.status == 200:
-        found[6] = 1
-        found[len(COUNTS) + bisect_left(BOUNDS_US, record.latency_us)] = 1
-    found[7], found[8], found[9] = record.cached_tokens, record.cache_write_tokens, record.reasoning_tokens
+    count(record, found)
     return found
+
+
+def count(record: Record, into: list[int]) -> None:
+    """Adds one request to sums by COUNTS and LATENCIES."""
+    into[0] += 1
+    status = record.status
+    if record.refusal:
+        into[1] += 1
+    elif record.error:
+        into[3] += 1
+    if status == TOO_MANY:
+        into[2] += 1
+    elif status == 200:
+        into[6] += 1
+        into[len(COUNTS) + bisect_left(BOUNDS_US, record.latency_us)] += 1
+        if len(record.attempts) > 1 and fell_back(record):
+            into[4] += 1
+        if record.cache == "hit":
+            into[5] += 1
+    into[7] += record.cached_tokens
+    into[8] += record.cache_write_tokens
+    into[9] += record.reasoning_tokens
 
 
 def fell_back(record: Record) -> bool:

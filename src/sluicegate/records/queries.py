@@ -322,7 +322,7 @@ def sum_rows(parts: Mapping[str, ColumnElement[Any]], *conditions: ColumnElement
         "throttled": _number(and_(ended, c.status == TOO_MANY)),
         "errors": _number(and_(ended, c.refusal == "", c.error != "")),
         "fallbacks": c.fell_back,
-        "cache_hits": _number(and_(ended, c.cache == "hit")),
+        "cache_hits": _number(and_(answered, c.cache == "hit")),
         "answers": _number(answered),
     }
     bucket = case(*[(c.latency_us <= high, i) for i, high in enumerate(BOUNDS_US)], else_=len(BOUNDS_US)).label("bucket")

@@ -16,19 +16,20 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from sluicegate.core.labels import plain
 from sluicegate.core.record import Record, Spent
-from sluicegate.records.figures import EXPIRED, counts, fell_back
-from sluicegate.records.schema import requests
+from sluicegate.records.figures import COUNTS, EXPIRED, LATENCIES, count, counts, fell_back
+from sluicegate.records.schema import QUARTER_S, requests
 
 COLUMNS = [column.name for column in requests.c]
 ADDED = ("input_tokens", "output_tokens", "cost_nano_usd")  # what every line adds to
 WORD_MAX = 200  # characters of what upstreams and clients may have made up
 IDS_AT_ONCE = 500
+QUARTER_MS = QUARTER_S * 1000
 UNKNOWN_MODEL = "model_not_found"  # error of a request whose model is only a client's word: it is not counted under that
 
 _encode = msgspec.json.Encoder().encode
 
 Line = tuple[str, str, Record | None, Spent | None]  # tree, id of a hold or a request, how it ended, what it was charged
-Place = tuple[int, str, str, str, str]  # ms, tree, key_id, model, deployment
+Place = tuple[int, str, str, str, str]  # time_s of a quarter, tree, key_id, model, deployment
 
 
 class Request(msgspec.Struct, gc=False):
@@ -42,7 +43,32 @@ class Request(msgspec.Struct, gc=False):
     cost_nano_usd: int = 0
 
 
-Counted = list[tuple[Place, list[int]]]
+class Counted:
+    """Sums of what became of requests, by COUNTS and LATENCIES: by the quarter of an hour in which they came, and whose they were."""
+
+    def __init__(self) -> None:
+        self.sums: dict[Place, list[int]] = {}
+
+    def add(self, tree: str, record: Record) -> None:
+        """A request that has ended."""
+        model = record.model
+        if record.error == UNKNOWN_MODEL:
+            model = ""
+        elif len(model) > WORD_MAX or not model.isprintable():
+            model = plain(model, WORD_MAX)
+        count(record, self._of((record.time_ms // QUARTER_MS * QUARTER_S, tree, record.key_id, model, record.deployment)))
+
+    def take_back(self, tree: str, record: Record) -> None:
+        """One that has been counted as it did not end after all."""
+        model = record.model
+        into = self._of((record.time_ms // QUARTER_MS * QUARTER_S, tree, record.key_id, model, record.deployment))
+        into[:] = [have - was for have, was in zip(into, counts(record), strict=True)]
+
+    def _of(self, place: Place) -> list[int]:
+        into = self.sums.get(place)
+        if into is None:
+            into = self.sums[place] = [0] * (len(COUNTS) + len(LATENCIES))
+        return into
 
 
 def by_request(lines: Iterable[Line]) -> dict[str, Request]:
@@ -64,24 +90,21 @@ def by_request(lines: Iterable[Line]) -> dict[str, Request]:
 
 
 def add(connection: Connection, lines: Iterable[Line]) -> Counted:
-    """Writes what lines say, and answers what they add to the counts, each with its place."""
-    new = by_request(lines)
+    """Writes what lines say, and answers what became of the requests that have ended."""
+    new, counted = by_request(lines), Counted()
     if not new:
-        return []
+        return counted
     rows = [_row(request_id, request) for request_id, request in new.items()]
     known: dict[str, Any] = {}
     if not _insert(connection, rows):
         known = _known(connection, list(new))
         _write(connection, [row for row in rows if row[0] not in known])  # one that has come meanwhile: the transaction is tried again
-    found = [_counted(request.tree, request.record) for request_id, request in new.items() if request.record is not None and request_id not in known]
+    for request_id, request in new.items():
+        if request.record is not None and request_id not in known:
+            counted.add(request.tree, request.record)
     for request_id in sorted(known):
-        found += _change(connection, known[request_id], request_id, new[request_id])
-    return found
-
-
-def _counted(tree: str, record: Record) -> tuple[Place, list[int]]:
-    model = "" if record.error == UNKNOWN_MODEL else record.model
-    return (record.time_ms, tree, record.key_id, plain(model, WORD_MAX), record.deployment), counts(record)
+        _change(connection, known[request_id], request_id, new[request_id], counted)
+    return counted
 
 
 def _row(request_id: str, request: Request) -> tuple[Any, ...]:
@@ -176,16 +199,15 @@ def _known(connection: Connection, ids: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def _change(connection: Connection, known: Any, request_id: str, request: Request) -> Counted:
+def _change(connection: Connection, known: Any, request_id: str, request: Request, counted: Counted) -> None:
     """Adds to a row; says how it ended if that is news. A request that was given up for dead and ends after all is counted as it ended."""
-    record, counted = request.record, []
+    record = request.record
     row = dict(zip(COLUMNS, _row(request_id, request), strict=True))
     values: dict[str, Any] = {name: requests.c[name] + row.pop(name) for name in ADDED}
     if record is not None and (not known.ended or (known.error == EXPIRED and record.error != EXPIRED)):
         values |= row
-        counted.append(_counted(request.tree, record))
+        counted.add(request.tree, record)
         if known.ended:
-            was = counts(Record(request_id, known.time_ms, error=EXPIRED))
-            counted.append(((known.time_ms, known.tree, known.key_id, known.model, known.deployment), [-n for n in was]))
+            was = Record(request_id, known.time_ms, known.key_id, known.model, known.deployment, error=EXPIRED)
+            counted.take_back(known.tree, was)
     connection.execute(update(requests).where(requests.c.request_id == request_id).values(values))
-    return counted

@@ -18,6 +18,7 @@ How it fails: RecordsUnavailable after some seconds at most (database.py). The o
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from operator import add
 
 from sqlalchemy import Connection, Table, case, delete, literal, or_, select, update
 
@@ -214,11 +215,9 @@ def _increase(connection: Connection, table: Table, rows: Sequence[UsageRow], co
         for i, name in enumerate(AMOUNTS):
             into[i] += getattr(row, name)
     if len(names) > len(AMOUNTS):
-        for (time_ms, tree, key_id, model, deployment), numbers in counted:
-            into = sums.setdefault((time_ms // 1000 // span_s * span_s, tree, key_id, model, deployment), [0] * len(names))
-            for i, number in enumerate(numbers, len(AMOUNTS)):
-                if number:
-                    into[i] += number
+        for (time_s, *scope), numbers in counted.sums.items():
+            into = sums.setdefault((time_s // span_s * span_s, *scope), [0] * len(names))  # type: ignore[arg-type]
+            into[len(AMOUNTS) :] = map(add, into[len(AMOUNTS) :], numbers)
     if sums:
         more = insert(connection, table)
         added = {name: table.c[name] + more.excluded[name] for name in names}
