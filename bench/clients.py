@@ -167,6 +167,69 @@ class Told:
     first_s: list[float] = field(default_factory=list)
 
 
+@dataclass
+class Arrivals:
+    """What came of requests that arrived at a rate of their own, whatever became of those before. Times in ms, sorted."""
+
+    outcomes: Counter[str] = field(default_factory=Counter)  # `error event`: a stream that ended as it must after its first byte
+    first_ms: list[float] = field(default_factory=list)  # to the first byte
+    whole_ms: list[float] = field(default_factory=list)  # to the end of an answer that was whole
+    late_ms: list[float] = field(default_factory=list)  # by how much they arrived after their time: what the load itself could not keep
+
+    @property
+    def requests(self) -> int:
+        return sum(self.outcomes.values())
+
+    @property
+    def failed(self) -> int:
+        return self.requests - self.outcomes["ok"]
+
+    @property
+    def failed_before_first_byte(self) -> int:
+        return self.failed - self.outcomes["error event"]
+
+
+def percentile(sorted_values: Sequence[float], percent: float) -> float:
+    """Of sorted values; 0 of none."""
+    return round(sorted_values[min(len(sorted_values) - 1, int(len(sorted_values) * percent / 100))], 2) if sorted_values else 0.0
+
+
+async def open_loop(urls: Sequence[str], key: str, bodies: Sequence[bytes], *, rate: float, count: int, patience_s: float) -> Arrivals:
+    """So many requests, so many per second, with each body in turn; each URL in turn."""
+    loop, found = asyncio.get_running_loop(), Arrivals()
+    idle: list[Caller] = []
+
+    async def one(number: int) -> None:
+        caller = idle.pop() if idle else Caller(urls, number, key)
+        body = bodies[number % len(bodies)]
+        outcome = await caller.ask(Ask(body), patience_s)
+        wire = caller.wire
+        if wire is not None and wire.first_s:
+            found.first_ms.append((wire.first_s - wire.sent_s) * 1000)
+        if outcome == "ok":
+            assert wire is not None
+            found.whole_ms.append((loop.time() - wire.sent_s) * 1000)
+            idle.append(caller)
+        else:
+            if outcome == "broken" and wire is not None and b'"error":' in wire.tail:
+                outcome = "error event"
+            caller.close()
+        found.outcomes[outcome] += 1
+
+    started, tasks = loop.time(), []
+    for number in range(count):
+        due = started + number / rate
+        await asyncio.sleep(max(0.0, due - loop.time()))
+        found.late_ms.append((loop.time() - due) * 1000)
+        tasks.append(loop.create_task(one(number)))
+    await asyncio.gather(*tasks)
+    for caller in idle:
+        caller.close()
+    for values in (found.first_ms, found.whole_ms, found.late_ms):
+        values.sort()
+    return found
+
+
 FINAL = ("budget_exceeded",)
 SERVED = ("ok", "shortened", "cut")
 

@@ -17,7 +17,9 @@ import openai
 import pytest
 
 from sluicegate.core.meter import count
+from sluicegate.core.waits import spent_ms, wait_ms
 from sluicegate.mock import Mock, MockOptionError, MockOptions, Tally, from_mapping, openai_chat
+from sluicegate.mock.allowance import Allowance
 from sluicegate.mock.answers import Answer, plan, stream
 from sluicegate.mock.text import DENSE, WORDS, words
 
@@ -492,6 +494,37 @@ async def test_windows_are_counted_apart() -> None:
     client.close()
     await mock.stop()
     assert {name: tally.completion_tokens for name, tally in mock.stats().callers.items()} == {"a@1790000010": 5, "a@1790000040": 10}
+
+
+def test_an_allowance_refills_continuously() -> None:
+    """All of it at once, then one each time that its share of the minute has passed, and never more than the whole."""
+    allowance = Allowance(60, 1000.0)
+    assert [allowance.take(1000.0).granted for _ in range(61)] == [True] * 60 + [False]
+    refused = allowance.take(1000.5)
+    assert (refused.granted, refused.remaining, refused.full_in_s, refused.next_in_s) == (False, 0, 59.5, 0.5)
+    assert allowance.take(1001.0).granted
+    assert allowance.take(9000.0).remaining == 59
+
+
+@pytest.mark.parametrize(("style", "waits_ms", "spent_for_ms"), [("openai", 15_000, 60_000), ("anthropic", 15_000, 60_000), ("none", None, None)])
+async def test_requests_of_a_credential_are_limited(style: str, waits_ms: int | None, spent_for_ms: int | None) -> None:
+    """Four at once, and a 429 that produces nothing; the answers tell as vendors do, so that a gateway can read it; others are not concerned."""
+    now_s = 1_790_000_000.0
+    mock = Mock(from_mapping({"rpm": 4, "limit_headers": style, "completion": 5}), lambda: now_s)
+    await mock.start()
+    client = await Client.connect(mock)
+    answers = [await ask(client, headers={"authorization": "Bearer a"}) for _ in range(5)]
+    other = await ask(client, headers={"authorization": "Bearer b"})
+    now_s += 15
+    again = await ask(client, headers={"authorization": "Bearer a"})
+    client.close()
+    await mock.stop()
+    assert [answer.status for answer in (*answers, other, again)] == [200] * 4 + [429, 200, 200]
+    last, refused = ({name.encode(): value.encode() for name, value in answer.headers.items()} for answer in answers[3:])
+    now_ms = 1_790_000_000_000
+    assert wait_ms(refused, now_ms) == waits_ms
+    assert spent_ms(last, now_ms) == spent_for_ms
+    assert totals(mock).errors == 1 and totals(mock).completion_tokens == 30
 
 
 async def test_html_pages(client: Client) -> None:

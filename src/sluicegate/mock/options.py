@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from sluicegate.mock.allowance import Style
+
 Count = Annotated[int, msgspec.Meta(ge=0, le=10_000_000)]
 Usage = Literal["normal", "unasked", "with_choices", "cumulative", "none", "null", "partial", "zero_input", "zero"]
 
@@ -71,6 +73,8 @@ class MockOptions(msgspec.Struct, frozen=True):
 
     # what goes wrong
     api_key: str = ""  # any other credential is a 401
+    requests_per_minute: Count = 0  # of one credential; the next is a 429. 0: as many as come
+    limit_headers: Style = "openai"  # how answers tell of that limit
     status: Annotated[int, msgspec.Meta(ge=200, le=599)] = 200
     message: str = ""  # of the error
     code: str = ""  # of the error
@@ -100,6 +104,7 @@ SHORT = {
     "pad": "pad_bytes",
     "id": "request_id",
     "window": "window_s",
+    "rpm": "requests_per_minute",
 }
 _FIELDS = {field.name: field for field in msgspec.structs.fields(MockOptions)}
 _DURATION_MS = {"ms": 1.0, "s": 1000.0}

@@ -26,6 +26,8 @@ import msgspec
 import uvloop
 
 from sluicegate.mock import anthropic_messages, ollama_chat, openai_chat, openai_completions, openai_embeddings, openai_responses
+from sluicegate.mock.allowance import Allowance
+from sluicegate.mock.allowance import headers as allowance_headers
 from sluicegate.mock.answers import Dialect, plan
 from sluicegate.mock.calls import BadCall, Call
 from sluicegate.mock.flights import Flight, Ticker, flight_for, head
@@ -83,6 +85,7 @@ class Mock:
         self._numbers = itertools.count(1)
         self._idle: list[asyncio.Future[None]] = []
         self._random = random.Random(self.options.seed)
+        self._allowances: dict[str, Allowance] = {}  # by credential
 
     async def start(self, host: str = "127.0.0.1", port: int = 0, tls: ssl.SSLContext | None = None) -> int:
         """Listens and returns the port. Raises OSError if it is taken."""
@@ -124,10 +127,11 @@ class Mock:
         self.faults.append(Fault(overrides, count, model, share))
 
     def reset(self) -> None:
-        """Forgets counts, calls and faults."""
+        """Forgets counts, calls and faults, and what was used of `requests_per_minute`."""
         self.truth.reset()
         self.calls.clear()
         self.faults.clear()
+        self._allowances.clear()
 
     # -- what one request is answered ------------------------------------------------------------------------------------------------------
 
@@ -175,6 +179,8 @@ class Mock:
         credential = headers.get("authorization", "").removeprefix("Bearer ") or headers.get("x-api-key", "")
         if options.api_key and headers.get(dialect.KEY_HEADER, "").removeprefix("Bearer ") != options.api_key:
             options = msgspec.structs.replace(options, status=401, message=f"{dialect.KEY_HEADER} has no credential of this server")
+        elif options.requests_per_minute:
+            options = self._rated(options, credential)
         caller = options.caller or headers.get("x-mock-caller") or call.user or credential or "anonymous"
         self.calls.append(SeenCall(caller, path, headers, body[:SEEN_BODY_BYTES].decode("utf-8", "replace")))
         window = f"@{int(self._time_s()) // options.window_s * options.window_s}" if options.window_s else ""
@@ -182,6 +188,16 @@ class Mock:
         answer = plan(dialect, call, options, caller, next(self._numbers))
         connection.flight = flight_for(connection, self.ticker, answer, tally, self._ended)
         connection.flight.begin()
+
+    def _rated(self, options: MockOptions, credential: str) -> MockOptions:
+        """An answer within the credential's allowance, which says what is left of it, or a refusal."""
+        now_s = self._time_s()
+        allowance = self._allowances.setdefault(credential, Allowance(options.requests_per_minute, now_s))
+        taken = allowance.take(now_s)
+        told = {**allowance_headers(options.limit_headers, options.requests_per_minute, taken, now_s), **options.headers}
+        if taken.granted:
+            return msgspec.structs.replace(options, headers=told)
+        return msgspec.structs.replace(options, headers=told, status=429, message="Rate limit reached for requests")
 
     def _options(self, call: Call, headers: dict[str, str]) -> MockOptions:
         options = self.options
