@@ -104,10 +104,13 @@ class Applying:
 
     async def _know_directory(self) -> None:
         """Before any tree is opened: what was made at run time binds, too."""
-        if not self._directory.loaded and await self._directory.refresh():
-            compiled = self._directory.compile(self.loaded)
-            self._trees.update(compiled.trees)
-            self._use(self.loaded, compiled)
+        if not self._directory.loaded:
+            await self._directory.follow(self._use_at_once)
+
+    async def _use_at_once(self) -> None:
+        compiled = self._directory.compile(self.loaded)
+        self._trees.update(compiled.trees)
+        self._use(self.loaded, compiled)
 
     def _credentials(self, compiled: Compiled) -> Credentials:
         return Credentials(compiled.policy.keys, compiled.blocked_keys, self._directory.find, self._directory.time_ms)

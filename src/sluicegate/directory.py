@@ -26,7 +26,7 @@ from sluicegate.config.fields import ConfigError
 from sluicegate.config.load import Loaded
 from sluicegate.core.tenants import Counter, Key, Policy, Scope
 from sluicegate.records import directory as tables
-from sluicegate.records.directory import Found, KeyRow, Tree
+from sluicegate.records.directory_rows import Found, KeyRow, Tree
 from sluicegate.records.rows import RecordsUnavailable
 
 LOOK_S = 1.0
@@ -68,6 +68,8 @@ class Directory:
         self._changes = 0
         self._next_end_ms = 0  # of an increase; 0: there is none
         self._awake = asyncio.Event()
+        self._one = asyncio.Lock()
+        self._due = False  # what has changed is not in use yet
 
     # -- together with the file -----------------------------------------------------------------------------------------------------------
 
@@ -131,12 +133,19 @@ class Directory:
                 pass
             self._awake.clear()
             try:
-                if await self.refresh():
-                    await apply()
+                await self.follow(apply)
             except RecordsUnavailable:
                 continue  # the outbox says so
             except Exception:
                 log.exception("background work failed", work="directory")
+
+    async def follow(self, apply: Callable[[], Awaitable[object]]) -> None:
+        """What has changed is known, and in use, when this returns. Raises RecordsUnavailable."""
+        async with self._one:
+            self._due = await self.refresh() or self._due
+            if self._due:
+                await apply()
+                self._due = False
 
     async def refresh(self) -> bool:
         """Finds out what has changed. Whether the policy has to be compiled anew. Raises RecordsUnavailable."""

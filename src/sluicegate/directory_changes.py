@@ -20,7 +20,7 @@ from sluicegate.config.load import Loaded
 from sluicegate.core.limits import AMOUNT_MAX
 from sluicegate.directory import Directory
 from sluicegate.records import directory as tables
-from sluicegate.records.directory import IncreaseRow, KeyRow, Missing, OverrideRow, SecretRow, Taken, TenantRow
+from sluicegate.records.directory_rows import IncreaseRow, KeyRow, Missing, OverrideRow, SecretRow, Taken, TenantRow
 
 DEPTH_MAX = 4  # of tenants
 PAGE_MAX = 1_000
@@ -230,8 +230,7 @@ class Changes:
         """A transaction; this worker knows of it afterwards, and the others are told."""
         directory = self._directory
         done = await directory.store.call(work)
-        if await directory.refresh():
-            await self._apply()
+        await directory.follow(self._apply)
         self._publish("config", {"directory": True})
         return done
 

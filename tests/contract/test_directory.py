@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from sluicegate.records import directory as tables
-from sluicegate.records.directory import Directory, IncreaseRow, KeyRow, Missing, OverrideRow, SecretRow, Taken, TenantRow
+from sluicegate.records.directory import Directory
+from sluicegate.records.directory_rows import IncreaseRow, KeyRow, Missing, OverrideRow, SecretRow, Taken, TenantRow
 
 DIGEST = "ab" * 32
 
@@ -134,7 +135,7 @@ async def test_a_tenant_with_something_below_it_stays(store: Directory) -> None:
 
 
 async def test_changes_at_once(records_url: str) -> None:
-    """Several processes that make the tables, and the same key, at the same time: one has made it, and versions rise by one each."""
+    """Several processes that make the tables, and the same key, at the same time: one has made it, versions rise by one each, and nobody undoes what another has changed."""
     stores = [Directory(records_url) for _ in range(4)]
     made = await asyncio.gather(
         *(ask(store, tables.create_key, row=key("k"), secret=secret("acme/@k", str(n) * 64)) for n, store in enumerate(stores)),
@@ -143,5 +144,9 @@ async def test_changes_at_once(records_url: str) -> None:
     assert sorted(type(one).__name__ for one in made) == ["NoneType", "Taken", "Taken", "Taken"]
     await asyncio.gather(*(ask(store, tables.change_key, key_id="acme/@k", changes={"expires_ms": n}) for n, store in enumerate(stores)))
     assert (await ask(stores[0], tables.version)).all == 5
+    several = ({"blocked": True}, {"limits": ["5 tokens/day"]}, {"priority": "low"}, {"cidr": ["10.0.0.0/8"]})
+    await asyncio.gather(*(ask(store, tables.change_key, key_id="acme/@k", changes=some) for store, some in zip(stores, several, strict=True)))
+    row, _ = await ask(stores[0], tables.get_key, key_id="acme/@k")
+    assert (row.blocked, row.limits, row.priority, row.cidr) == (True, ["5 tokens/day"], "low", ["10.0.0.0/8"])
     for store in stores:
         await store.close()

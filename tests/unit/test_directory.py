@@ -17,7 +17,7 @@ from sluicegate.config.fields import ConfigError
 from sluicegate.config.load import load_text
 from sluicegate.directory_changes import Changes, FromFile
 from sluicegate.records import directory as tables
-from sluicegate.records.directory import Missing, Taken
+from sluicegate.records.directory_rows import Missing, Taken
 from support_inloop import Bench, config_text, running
 
 

@@ -15,111 +15,13 @@ import msgspec
 from sqlalchemy import BigInteger, Column, Connection, Index, Integer, MetaData, Table, Text, delete, or_, select, text, update
 
 from sluicegate.records.database import Database
+from sluicegate.records.directory_rows import NEVER, Found, IncreaseRow, KeyRow, Missing, OverrideRow, SecretRow, Taken, TenantRow, Tree, Version
 from sluicegate.records.schema import CREATION_LOCK, insert
 
 TIMEOUT_S = 3.0
 CHAIN_MAX = 8  # keys above a key
-NEVER = 0
 
 T = TypeVar("T")
-
-
-class Missing(Exception):
-    """There is no such thing; its text is the id."""
-
-
-class Taken(Exception):
-    """There is one already; its text is the id."""
-
-
-class TenantRow(msgspec.Struct, frozen=True):
-    """A tenant. Lists are as they were written, None: left out."""
-
-    id: str  # its path: acme/team-a
-    parent: str  # "": none
-    limits: list[Any] = []
-    models: list[str] | None = None
-    priority: str = ""
-    metadata: dict[str, str] = {}
-    blocked: bool = False
-    created_ms: int = 0
-
-
-class KeyRow(msgspec.Struct, frozen=True):
-    """A key. late: it has got limits after it was made, which begin with what was used before."""
-
-    id: str  # acme/team-a/@laptop
-    owner: str  # a tenant's id; of a sub-key, its key's
-    name: str
-    limits: list[Any] = []
-    models: list[str] | None = None
-    cidr: list[str] = []
-    priority: str = ""
-    metadata: dict[str, str] = {}
-    expires_ms: int = NEVER
-    blocked: bool = False
-    late: bool = False
-    created_ms: int = 0
-    deleted_ms: int = NEVER
-
-    @property
-    def organization(self) -> str:
-        return self.id.partition("/")[0]
-
-
-class SecretRow(msgspec.Struct, frozen=True):
-    """One secret of a key, by its digest in hex. ends_ms: of the grace period, once it has been replaced."""
-
-    digest: str
-    key_id: str
-    last4: str
-    created_ms: int
-    ends_ms: int = NEVER
-
-
-class OverrideRow(msgspec.Struct, frozen=True):
-    """What is put over a tenant or key of the file; None: what the file says."""
-
-    id: str
-    limits: list[Any] | None = None
-    models: list[str] | None = None
-    blocked: bool | None = None
-    set_ms: int = 0
-
-
-class IncreaseRow(msgspec.Struct, frozen=True):
-    """An amount that a limit has more, for a time. limit: its identity in its scope, such as `usd:month`."""
-
-    id: str
-    scope_id: str
-    limit: str
-    amount: int
-    until_ms: int
-
-
-class Tree(msgspec.Struct, frozen=True):
-    """All but the keys, as of one version."""
-
-    version: int = 0
-    tenants: list[TenantRow] = []
-    overrides: list[OverrideRow] = []
-    increases: list[IncreaseRow] = []
-    organizations: list[str] = []  # that have keys with limits of their own
-    any_keys: bool = False
-
-
-class Found(msgspec.Struct, frozen=True):
-    """A secret, its key, and the keys above that, as far as they are here."""
-
-    secret: SecretRow
-    chain: list[KeyRow]
-
-
-class Version(msgspec.Struct, frozen=True):
-    """How far changes have come; `tree`: the last that was of more than a key."""
-
-    all: int
-    tree: int
 
 
 metadata = MetaData()
@@ -217,7 +119,6 @@ def version(connection: Connection) -> Version:
 def tree(connection: Connection) -> Tree:
     """All but the keys."""
     return Tree(
-        version(connection).all,
         [_row(TenantRow, row) for row in connection.execute(select(tenants).order_by(tenants.c.id))],
         [_row(OverrideRow, row) for row in connection.execute(select(overrides))],
         [_row(IncreaseRow, row) for row in connection.execute(select(increases))],
@@ -298,18 +199,24 @@ def get_tenant(connection: Connection, tenant_id: str) -> TenantRow:
 # -- changing -------------------------------------------------------------------------------------------------------------------------------
 
 
-def _raised(connection: Connection, of_tree: bool) -> int:
-    """The version of this change. Held until the transaction ends, so versions become visible in order."""
+def _raised(connection: Connection, of_tree: bool = False) -> int:
+    """The version of this change. First of all: whoever comes meanwhile waits to the end of the transaction, so nobody changes what somebody else has
+    read, and versions become visible in order."""
     raised: dict[str, Any] = {"version": state.c.version + 1}
     if of_tree:
         raised["tree_version"] = state.c.version + 1
     return int(connection.execute(update(state).values(raised).returning(state.c.version)).scalar_one())
 
 
+def _of_tree_too(connection: Connection) -> None:
+    connection.execute(update(state).values(tree_version=state.c.version))
+
+
 def create_key(connection: Connection, row: KeyRow, secret: SecretRow) -> None:
     """A key with its first secret. One that was deleted may come back, and goes on counting. Raises Taken."""
-    # Of the first key of all, and of an organization's first with limits, all workers must know that there are any.
-    number = _raised(connection, of_tree=_first(connection, row))
+    number = _raised(connection)
+    if _first(connection, row):
+        _of_tree_too(connection)
     before = connection.execute(select(keys.c.deleted_ms).where(keys.c.id == row.id)).scalar()
     if before == NEVER:
         raise Taken(row.id)
@@ -320,6 +227,7 @@ def create_key(connection: Connection, row: KeyRow, secret: SecretRow) -> None:
 
 
 def _first(connection: Connection, row: KeyRow) -> bool:
+    """The first key of all, or an organization's first with limits: all workers must know that there are any."""
     if connection.execute(select(secrets.c.digest).limit(1)).first() is None:
         return True
     same = select(keys.c.id).where(keys.c.organization == row.organization, keys.c.limits != "[]", keys.c.deleted_ms == NEVER)
@@ -328,17 +236,19 @@ def _first(connection: Connection, row: KeyRow) -> bool:
 
 def change_key(connection: Connection, key_id: str, changes: Mapping[str, Any]) -> tuple[KeyRow, KeyRow]:
     """Other values for fields of a key; as it was, and is. Raises Missing."""
+    number = _raised(connection)
     before, _ = get_key(connection, key_id)
     after = msgspec.structs.replace(before, **changes)
-    number = _raised(connection, of_tree=bool(after.limits) and _first(connection, after))
+    if after.limits and _first(connection, after):
+        _of_tree_too(connection)
     connection.execute(update(keys).where(keys.c.id == key_id).values(**_values(after), version=number))
     return before, after
 
 
 def add_secret(connection: Connection, secret: SecretRow, others_end_ms: int) -> list[SecretRow]:
     """One more secret of a key, whose others end then, unless sooner; these, as they now are. Raises Missing."""
+    number = _raised(connection)
     get_key(connection, secret.key_id)
-    number = _raised(connection, of_tree=False)
     later = or_(secrets.c.ends_ms == NEVER, secrets.c.ends_ms > others_end_ms)
     connection.execute(update(secrets).where(secrets.c.key_id == secret.key_id, later).values(ends_ms=others_end_ms))
     connection.execute(secrets.insert().values(_values(secret)))
@@ -348,8 +258,8 @@ def add_secret(connection: Connection, secret: SecretRow, others_end_ms: int) ->
 
 def delete_key(connection: Connection, key_id: str, now_ms: int) -> KeyRow:
     """Its id stays known, so that it counts on should it come back; its secrets are gone, and so are keys below it. Raises Missing."""
+    number = _raised(connection)
     before, _ = get_key(connection, key_id)
-    number = _raised(connection, of_tree=False)
     below = or_(keys.c.id == key_id, keys.c.id.startswith(key_id + "/@", autoescape=True))
     ids = list(connection.execute(select(keys.c.id).where(below)).scalars())
     connection.execute(delete(secrets).where(secrets.c.key_id.in_(ids)))
