@@ -26,7 +26,7 @@ from sluicegate.config.fields import ConfigError
 from sluicegate.config.load import Loaded
 from sluicegate.core.tenants import Counter, Key, Policy, Scope
 from sluicegate.records import directory as tables
-from sluicegate.records.directory_rows import Found, KeyRow, Tree
+from sluicegate.records.directory_rows import Found, KeyRow, Tree, Version
 from sluicegate.records.rows import RecordsUnavailable
 
 LOOK_S = 1.0
@@ -62,7 +62,7 @@ class Directory:
         self.on_change: Callable[[], None] = _unheard  # keys that were found may be others now
         self.current: Compiled | None = None
         self.time_ms = time_ms
-        self._known = tables.Version(-1, -1)  # how far changes are known; -1: nothing is
+        self._known = Version(-1, -1)  # how far changes are known; -1: nothing is
         self._entries: OrderedDict[bytes, Entry] = OrderedDict()
         self._absent: OrderedDict[bytes, int] = OrderedDict()  # until when
         self._changes = 0

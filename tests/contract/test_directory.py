@@ -135,7 +135,7 @@ async def test_a_tenant_with_something_below_it_stays(store: Directory) -> None:
 
 
 async def test_changes_at_once(records_url: str) -> None:
-    """Several processes that make the tables, and the same key, at the same time: one has made it, versions rise by one each, and nobody undoes what another has changed."""
+    """Several processes make the tables, and the same key, at the same time: one has made it, versions rise by one each, and no change is undone."""
     stores = [Directory(records_url) for _ in range(4)]
     made = await asyncio.gather(
         *(ask(store, tables.create_key, row=key("k"), secret=secret("acme/@k", str(n) * 64)) for n, store in enumerate(stores)),
