@@ -18,6 +18,7 @@ from sluicegate.config.load import load_text
 from sluicegate.directory_changes import Changes, FromFile
 from sluicegate.records import directory as tables
 from sluicegate.records.directory_rows import Missing, Taken
+from sluicegate.records.rows import RecordsUnavailable
 from support_inloop import Bench, config_text, running
 
 
@@ -279,3 +280,45 @@ async def test_what_changes_while_it_is_looked_up_is_not_kept(tmp_path: Path) ->
 
         worker.directory.store.call = slow  # type: ignore[method-assign, assignment]
         assert await code(bench, made.secret) == "key_blocked"
+
+
+async def test_a_worker_that_starts_knows_what_was_made_before(tmp_path: Path) -> None:
+    """Before it grants anything: an override binds its first request."""
+    async with bench_of(tmp_path, limits="[9 requests/day]") as (bench, changes):
+        await changes.override("acme/@key", limits=["1 requests/day"])
+        made = await changes.create_key("acme", "new")
+        assert await status(bench, made.secret) == 200
+    async with bench_of(tmp_path, limits="[9 requests/day]") as (bench, _):
+        assert [await status(bench, "sk-key") for _ in range(2)] == [200, 429]
+        assert await status(bench, made.secret) == 200
+
+
+async def test_an_increase_ends_by_itself(tmp_path: Path) -> None:
+    """Nobody has to ask for it."""
+    clock = [app.time_ms()]
+    async with bench_of(tmp_path, limits="[1 requests/lifetime]", clock=lambda: clock[0]) as (bench, changes):
+        await changes.increase("acme/@key", "requests:lifetime", 5, clock[0] + 1000)
+        assert (await bench.usage())["key key requests/lifetime"]["limit"] == 6
+        clock[0] += 1000
+        bench.worker.directory.wake()
+
+        async def limit() -> float:
+            return float((await bench.usage())["key key requests/lifetime"]["limit"])
+
+        await until(limit, 1.0)
+
+
+async def test_without_the_tables_what_is_known_is_served(tmp_path: Path) -> None:
+    """A key that was seen, and those of the file; any other is told to come again, and one that is none is not told that it is none."""
+    async with bench_of(tmp_path) as (bench, changes):
+        seen, other = [(await changes.create_key("acme", name)).secret for name in ("seen", "other")]
+        assert await status(bench, seen) == 200
+
+        async def away(*_: Any, **__: Any) -> Any:
+            raise RecordsUnavailable("away")
+
+        bench.worker.directory.store.call = away  # type: ignore[method-assign]
+        assert [await status(bench, secret) for secret in (seen, "sk-key")] == [200, 200]
+        for secret in (other, "sk-none"):
+            reply = await bench.chat(secret)
+            assert (reply.status, reply.code, reply.headers["retry-after"]) == (503, "keys_unavailable", "1")
