@@ -8,6 +8,7 @@ Most rows are new, and go in at once: by COPY in PostgreSQL. Only if one of them
 """
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -23,6 +24,8 @@ COLUMNS = [column.name for column in requests.c]
 ADDED = ("input_tokens", "output_tokens", "cost_nano_usd")  # what every line adds to
 WORD_MAX = 200  # characters of what upstreams and clients may have made up
 IDS_AT_ONCE = 500
+ROWS_AT_ONCE = (200, 20, 1)  # in one statement of SQLite: the event loop's thread is held up once for each
+ONE_ROW = f"({', '.join('?' * len(COLUMNS))})"
 QUARTER_MS = QUARTER_S * 1000
 UNKNOWN_MODEL = "model_not_found"  # error of a request whose model is only a client's word: it is not counted under that
 
@@ -171,8 +174,13 @@ def _insert(connection: Connection, rows: Sequence[tuple[Any, ...]]) -> bool:
 def _write(connection: Connection, rows: Sequence[tuple[Any, ...]]) -> None:
     if connection.dialect.name == "postgresql":
         _copy(connection, rows)
-    elif rows:
-        connection.exec_driver_sql(f"INSERT INTO requests VALUES ({', '.join('?' * len(COLUMNS))})", list(rows))
+        return
+    start = 0
+    for size in ROWS_AT_ONCE:
+        statement = f"INSERT INTO requests VALUES {', '.join([ONE_ROW] * size)}"
+        while len(rows) - start >= size:
+            connection.exec_driver_sql(statement, tuple(chain.from_iterable(rows[start : start + size])))
+            start += size
 
 
 def _copy(connection: Connection, rows: Sequence[tuple[Any, ...]]) -> None:
