@@ -10,7 +10,7 @@ INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-
 UV_VERSION = 0.13.9
 COMPILE = .make/lock/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --no-emit-index-url
 
-.PHONY: run test cov check demo bench soak rate-accuracy shared-or-split overshoot failover plots prices e2e-llama lock clean redis postgres faketime
+.PHONY: run test cov check demo bench soak rate-accuracy shared-or-split overshoot failover outage limited-key plots prices e2e-llama lock clean redis postgres faketime
 
 run: $(VENV)/run.stamp
 	@PORT=$(PORT) $(BIN)/sluicegate serve --mock
@@ -54,6 +54,12 @@ overshoot: $(VENV)/test.stamp redis faketime
 
 failover: $(VENV)/test.stamp redis
 	@$(BIN)/python bench/failover.py $(OPTIONS)
+
+outage: $(VENV)/test.stamp redis
+	@$(BIN)/python bench/outage.py $(OPTIONS)
+
+limited-key: $(VENV)/test.stamp redis
+	@$(BIN)/python bench/limited_key.py $(OPTIONS)
 
 plots: $(VENV)/bench.stamp
 	@$(BIN)/python bench/plot.py $(lastword $(sort $(wildcard bench/results/overshoot-*.json)))

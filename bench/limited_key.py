@@ -1,11 +1,11 @@
 """A provider's key that is limited, with an idle local deployment behind it: is anybody refused whom the other could have answered?
 
     python bench/limited_key.py                    4,000 requests in 60 s, a key of 400 requests a minute; a minute for each variant
-    python bench/limited_key.py --variants limits --count 200 --seconds 3 --rpm 60
+    python bench/limited_key.py --variants configured --count 200 --seconds 3 --rpm 60
     python bench/limited_key.py --json out.json
 
 The mock of the first deployment lets a credential make so many requests a minute and refuses the rest with 429. Variants, by how a gateway may know:
-`limits` (it stands in the deployment's `limits:`, and answers tell nothing), `openai`, `anthropic` (answers and 429s carry the vendor's headers),
+`configured` (it stands in the deployment's `limits:`, and answers tell nothing), `openai`, `anthropic` (answers and 429s carry the vendor's headers),
 `bare` (a 429 and nothing else). Half of the requests are streams. Per variant: what clients got, who answered, how many calls the provider refused,
 percentiles of the time to the first byte, and what the ledger counts beyond what the mocks produced.
 
@@ -19,6 +19,7 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,51 +33,64 @@ TOKENS = 16
 MOCK = ("--ttft", "10ms", "--tpot", "1ms", "--completion", str(TOKENS))
 RESILIENCE = {"retries": 1, "max_wait": "2s", "backoff": "200ms", "cooldown": "10s"}
 PATIENCE_S = 20.0
-VARIANTS = {"limits": "none", "openai": "openai", "anthropic": "anthropic", "bare": "none"}  # to the headers of the answers
+NOTHING = {"requests": 0, "errors": 0, "tokens": 0}
+VARIANTS = {"configured": "none", "openai": "openai", "anthropic": "anthropic", "bare": "none"}  # to the headers of the answers
 
 
-def bodies() -> list[bytes]:
+def bodies(variant: str) -> list[bytes]:
     """A unary request and a stream."""
-    fields = {"model": "chat", "messages": [{"role": "user", "content": "Go on."}], "max_tokens": TOKENS}
+    fields = {"model": variant, "user": variant, "messages": [{"role": "user", "content": "Go on."}], "max_tokens": TOKENS}
     return [json.dumps(fields | more, separators=(",", ":")).encode() for more in ({}, {"stream": True})]
 
 
-def shape(variant: str, rpm: int, replicas: int) -> Shape:
-    """The stand of a variant."""
-    known = {"limits": [f"{rpm} requests/minute"]} if variant == "limits" else {}
+def shape(variants: Sequence[str], rpm: int, replicas: int) -> Shape:
+    """A model, a limited provider and a tenant for each variant; the local provider is the same for all."""
+    mocks = {variant: ("--rpm", str(rpm), "--limit-headers", VARIANTS[variant], *MOCK) for variant in variants}
+    known = {variant: {"limits": [f"{rpm} requests/minute"]} if variant == "configured" else {} for variant in variants}
+    local = {"provider": "local", "model": "m"}
     return Shape(
-        tenants={"bench": {"keys": [{"name": "key", "key": "sk-bench", "limits": ["1000M tokens/day", "100M requests/day"]}]}},
-        mocks={"paid": ("--rpm", str(rpm), "--limit-headers", VARIANTS[variant], *MOCK), "local": MOCK},
-        models={"chat": {"deployments": [{"provider": "paid", "model": "m", **known}, {"provider": "local", "model": "m"}]}},
+        tenants={name: {"keys": [{"name": "key", "key": f"sk-{name}", "limits": ["1000M tokens/day", "100M requests/day"]}]} for name in variants},
+        mocks={**mocks, "local": MOCK},
+        models={variant: {"deployments": [{"provider": variant, "model": "m", **known[variant]}, local]} for variant in variants},
         more={"resilience": RESILIENCE},
         replicas=replicas,
     )
 
 
-async def measure(variant: str, options: argparse.Namespace) -> dict[str, Any]:
-    """One variant, on a stand of its own."""
+async def measure(variant: str, stand: Stand, options: argparse.Namespace) -> dict[str, Any]:
+    """One variant."""
     load_before = os.getloadavg()[0]
-    with Stand(shape(variant, options.rpm, options.replicas)) as stand:
-        rate = options.count / options.seconds
-        found = await open_loop(stand.urls, "sk-bench", bodies(), rate=rate, count=options.count, patience_s=PATIENCE_S)
-        wait_idle(list(stand.mock_urls.values()))
-        paid, local = (stats(stand.mocks[name].url)["total"] for name in ("paid", "local"))
-        used = await Books(loaded(stand.config("books", stand.redis.url))).used(":tokens:day")
-        return {
-            "variant": variant,
-            "load_before": round(load_before, 2),
-            "requests": found.requests,
-            "outcomes": dict(found.outcomes),
-            "failed": found.failed,
-            "answered_by_paid": paid["requests"] - paid["errors"],
-            "answered_by_local": local["requests"],
-            "refused_by_paid": paid["errors"],
-            "first_byte_p50_ms": percentile(found.first_ms, 50),
-            "first_byte_p99_ms": percentile(found.first_ms, 99),
-            "first_byte_max_ms": percentile(found.first_ms, 100),
-            "late_p99_ms": percentile(found.late_ms, 99),
-            "ledger_minus_produced_tokens": used - paid["tokens"] - local["tokens"],
-        }
+    rate = options.count / options.seconds
+    found = await open_loop(stand.urls, f"sk-{variant}", bodies(variant), rate=rate, count=options.count, patience_s=PATIENCE_S)
+    wait_idle(list(stand.mock_urls.values()))
+    paid, local = (stats(stand.mocks[name].url)["callers"].get(variant, NOTHING) for name in (variant, "local"))
+    used = await Books(loaded(stand.config("books", stand.redis.url))).used(f"sg1:{{{variant}}}:", ":tokens:day")
+    return {
+        "variant": variant,
+        "load_before": round(load_before, 2),
+        "requests": found.requests,
+        "outcomes": dict(found.outcomes),
+        "failed": found.failed,
+        "answered_by_paid": paid["requests"] - paid["errors"],
+        "answered_by_local": local["requests"],
+        "refused_by_paid": paid["errors"],
+        "first_byte_p50_ms": percentile(found.first_ms, 50),
+        "first_byte_p99_ms": percentile(found.first_ms, 99),
+        "first_byte_max_ms": percentile(found.first_ms, 100),
+        "late_p99_ms": percentile(found.late_ms, 99),
+        "ledger_minus_produced_tokens": used - paid["tokens"] - local["tokens"],
+    }
+
+
+def shown(row: dict[str, Any]) -> str:
+    """A row in words."""
+    return (
+        f"{row['variant']:10} {row['requests']} requests, {row['failed']} failed: {row['outcomes']}; load before {row['load_before']}\n"
+        f"           answered by the key {row['answered_by_paid']}, by the local one {row['answered_by_local']}"
+        f"; the provider refused {row['refused_by_paid']}\n"
+        f"           first byte p50 {row['first_byte_p50_ms']} ms, p99 {row['first_byte_p99_ms']} ms"
+        f"; ledger minus produced {row['ledger_minus_produced_tokens']} tokens"
+    )
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -89,17 +103,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--variants", default=",".join(VARIANTS), help="of these, separated by commas")
     parser.add_argument("--json", type=Path, help="write the rows here, with the machine and the parameters")
     options = parser.parse_args(arguments)
+    variants = options.variants.split(",")
     rows = []
-    for variant in options.variants.split(","):
-        row = asyncio.run(measure(variant, options))
-        rows.append(row)
-        print(f"{variant:10} {row['requests']} requests, {row['failed']} failed: {row['outcomes']}; load before {row['load_before']}")
-        print(f"           answered by the key {row['answered_by_paid']}, by the local one {row['answered_by_local']}", end="")
-        print(
-            f"; the provider refused {row['refused_by_paid']}; first byte p50 {row['first_byte_p50_ms']} ms, p99 {row['first_byte_p99_ms']} ms",
-            end="",
-        )
-        print(f"; ledger minus produced {row['ledger_minus_produced_tokens']} tokens", flush=True)
+    with Stand(shape(variants, options.rpm, options.replicas)) as stand:
+        for variant in variants:
+            rows.append(asyncio.run(measure(variant, stand, options)))
+            print(shown(rows[-1]), flush=True)
     if options.json:
         chosen = {name: getattr(options, name) for name in ("count", "seconds", "rpm", "replicas")}
         parameters = {**chosen, "mock": MOCK, "resilience": RESILIENCE, "ledger": "redis"}

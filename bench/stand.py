@@ -461,13 +461,13 @@ class Books:
         finally:
             await ledger.close()
 
-    async def used(self, mark: str) -> int:
-        """What the counters whose keys have this mark have counted, once no hold is open. Raises TimeoutError."""
+    async def used(self, *marks: str) -> int:
+        """What the counters whose keys have these marks have counted, once no hold is open. Raises TimeoutError."""
         async with asyncio.timeout(QUIET_S):
             while True:
                 counters, holds = await self.read()
                 if not any(hold.state == "open" for hold in holds):
-                    return sum(counter.used for counter in counters if mark in counter.key)
+                    return sum(counter.used for counter in counters if all(mark in counter.key for mark in marks))
                 await asyncio.sleep(0.1)
 
 
