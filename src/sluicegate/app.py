@@ -24,6 +24,7 @@ from typing import Any, Literal
 import structlog
 
 from sluicegate.applying import Applying, deployments, providers, tokenizers
+from sluicegate.auditing import Auditing
 from sluicegate.bus import Bus
 from sluicegate.bus_channels import channel_of
 from sluicegate.chaos import Chaos
@@ -55,6 +56,7 @@ from sluicegate.observe.siblings import Siblings
 from sluicegate.outbox import Outbox
 from sluicegate.probes import Probes
 from sluicegate.records import directory as tables
+from sluicegate.records.audit import Audit
 from sluicegate.records.idempotency import RecordsStore
 from sluicegate.records.retention import Kept
 from sluicegate.records.rows import RecordsUnavailable
@@ -67,6 +69,7 @@ from sluicegate.upkeep import Upkeep
 LEDGER_AWAY_S = 10.0  # not ready after this long without the ledger or a tree's state, under `on_ledger_failure: refuse`
 START_S = 10.0  # for which a start waits for the states of all trees
 SETTLE_AT_STOP_S = 5.0
+AUDIT_AT_STOP_S = 1.0
 OPERATORS_DRAIN_S = 1.0
 GC_THRESHOLD = 20_000  # allocations; the default of 700 is reached within two requests
 
@@ -179,7 +182,8 @@ class Worker:
             configure(_log_form(loaded))
 
     def _share_what_is_found(self) -> Probes:
-        """What this worker and the others find of deployments: cooldowns, and the results of probes."""
+        """What this worker and the others find of deployments: cooldowns, and the results of probes; and what is written and told of anything."""
+        self.auditing = Auditing(Audit(self._config.records), self.bus.publish, self.metrics.event, lambda _: (), self.ledger.now_ms)
         standings, now_ms = self.gateway.standings, self.ledger.now_ms
         Cooldowns(self.bus, standings, now_ms)
         return Probes(lambda: self.gateway.policy, self._pools, self.bus, standings.rate, self.metrics.probed, time.monotonic, now_ms)
@@ -213,6 +217,7 @@ class Worker:
                 self.probes,
                 lambda: self._loaded,
                 self.reloading,
+                services.Audits(self.auditing, self.ledger.now_ms),
                 lambda: {"ledger": self._upkeep.state, "records": self._outbox.state, "bus": self.bus.state},
                 self._why_not_ready,
                 time.monotonic,
@@ -254,7 +259,7 @@ class Worker:
             log.warning("ledger state", **{"from": "unknown", "to": "away", "reason": str(error)})
             self._upkeep.seen_at -= LEDGER_AWAY_S
             there = False
-        self._tasks += [loop.create_task(work.run()) for work in (self.recovery, self.bus)]
+        self._tasks += [loop.create_task(work.run()) for work in (self.recovery, self.bus, self.auditing)]
         with contextlib.suppress(LedgerUnavailable, RecordsUnavailable):  # the outbox tries again, and says so
             await self.records.open()
             try:
@@ -285,6 +290,7 @@ class Worker:
             with contextlib.suppress(RecordsUnavailable):
                 await self.recovery.leave()
             await self._siblings.stop()
+            await self.auditing.close(AUDIT_AT_STOP_S)
             await self.bus.close()
             await self.directory.store.close()
             await self._pools.close()

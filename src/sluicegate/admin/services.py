@@ -2,15 +2,69 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-from sluicegate.admin.access import Access
+from fastapi import Request
+from sqlalchemy import Connection
+
+from sluicegate.admin.access import Access, Caller
+from sluicegate.auditing import Auditing, new_event_id
 from sluicegate.chaos import Chaos
 from sluicegate.config.load import Loaded
+from sluicegate.events import Action
 from sluicegate.gateway import Gateway
 from sluicegate.ledger.contract import Ledger
 from sluicegate.probes import Probes
+from sluicegate.records.audit import Entry
 from sluicegate.recovery import Recovery
 from sluicegate.reloading import Reloading
+
+SAID_MAX = 200  # characters of what a client calls itself
+
+
+@dataclass(frozen=True, slots=True)
+class Audits:
+    """Records what administrators do. Every change is recorded, and told as an event, by `note`; or, where it is one of the records' database, so
+    that neither is without the other:
+
+        entry = audit.entry(caller, "key.blocked", key_id, before, after, request)
+        await ...call(lambda connection: (change(connection), audit.write(connection, entry)))
+        audit.tell(entry)
+    """
+
+    _auditing: Auditing
+    _time_ms: Callable[[], int]
+
+    def entry(self, caller: Caller, action: Action, subject: str, before: Any, after: Any, request: Request, *, reason: str = "") -> Entry:
+        """What is to be written. before, after: what JSON has, None for nothing; what is called like a secret is left out."""
+        tenant, _, key = subject.partition("/@")
+        return Entry(
+            event_id=new_event_id(),
+            time_ms=self._time_ms(),
+            action=action,
+            actor=caller.name,
+            address=caller.address,
+            subject=subject,
+            before=before,
+            after=after,
+            tenant=tenant if action.partition(".")[0] not in ("chaos", "config", "hold") else "",
+            key_id=subject if key else "",
+            reason=reason,
+            request_id=request.headers.get("x-request-id", "")[:SAID_MAX],
+            path=f"{request.method} {request.url.path}",
+        )
+
+    def note(self, caller: Caller, action: Action, subject: str, before: Any, after: Any, request: Request, *, reason: str = "") -> None:
+        """Writes it soon, whatever becomes of the answer."""
+        self._auditing.note(self.entry(caller, action, subject, before, after, request, reason=reason))
+
+    def write(self, connection: Connection, entry: Entry) -> None:
+        """In the transaction of the change. From the database's thread."""
+        self._auditing.write(connection, entry)
+
+    def tell(self, entry: Entry) -> None:
+        """Of one that was written."""
+        self._auditing.tell(entry)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +80,7 @@ class Services:
     probes: Probes
     loaded: Callable[[], Loaded]
     reloading: Reloading
+    audit: Audits
     states: Callable[[], dict[str, str]]  # of the ledger, the records, the bus, ...: "up", or what else
     why_not_ready: Callable[[], str]  # "": it is
     clock: Callable[[], float]

@@ -91,6 +91,7 @@ class Counts(msgspec.Struct):
     workers: int = 1
     deployments: dict[str, int] = {}  # workers, by deployment and what is the matter with it there, joined by a newline
     probe_tokens: dict[str, int] = {}  # by deployment and direction, likewise
+    events: dict[str, int] = {}  # by type
 
     def add(self, other: "Counts") -> None:
         """Adds another worker's."""
@@ -106,7 +107,7 @@ class Counts(msgspec.Struct):
             self.ledger.setdefault(verb, Histogram.over(FAST_US)).add(histogram)
         for outcome, histogram in other.waits.items():
             self.waits.setdefault(outcome, Histogram.over(SLOW_US)).add(histogram)
-        for name in ("refusals", "truncations", "overruns", "shadow_refusals", "limit_warnings", "deployments", "probe_tokens"):
+        for name in ("refusals", "truncations", "overruns", "shadow_refusals", "limit_warnings", "deployments", "probe_tokens", "events"):
             table: dict[str, int] = getattr(self, name)
             for key, value in getattr(other, name).items():
                 table[key] = table.get(key, 0) + value
@@ -140,6 +141,7 @@ class Metrics:
         self._loop_lag = Histogram.over(FAST_US)
         self._uncounted: list[Record] = []
         self._probe_tokens: dict[str, int] = {}
+        self._events: dict[str, int] = {}
         self.deployments: dict[str, int] = {}
         self.in_flight = 0
         self.waiting = 0
@@ -204,6 +206,10 @@ class Metrics:
         """What is used of a limit has reached one of its marks."""
         self._count(self._limit_warnings, limit)
 
+    def event(self, type_: str) -> None:
+        """An event was told."""
+        self._count(self._events, type_)
+
     def probed(self, deployment: str, usage: Usage) -> None:
         """A probe has used tokens, which no tenant is charged."""
         for direction, tokens in (("input", usage.input_tokens), ("output", usage.output_tokens)):
@@ -241,6 +247,7 @@ class Metrics:
             0 if self.ledger_up else 1,
             deployments=self.deployments,
             probe_tokens=self._probe_tokens,
+            events=self._events,
         )
 
     def _new_row(self, record: Record) -> Row:

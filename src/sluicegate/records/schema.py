@@ -16,19 +16,32 @@ How it fails: tables of a newer program are refused (RecordsTooNew) and not touc
 import secrets
 import time
 
-from sqlalchemy import BigInteger, Column, Connection, Index, Integer, MetaData, String, Table, Text, inspect, select, text
+from sqlalchemy import DDL, BigInteger, Column, Connection, Index, Integer, MetaData, String, Table, Text, event, inspect, select, text
 from sqlalchemy.dialects import postgresql, sqlite
 
 from sluicegate.records.figures import COUNTS, LATENCIES
 from sluicegate.records.rows import RecordsTooNew
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 QUARTER_S = 900  # no zone in use is off UTC by a fraction of it
 DAY_S = 86_400
 SECONDS_KEPT_S = 26 * 3_600  # a day may last 25 hours
 CREATION_LOCK = 0x51_75_1C_E6  # of PostgreSQL, held by whoever makes the tables
 
 AMOUNTS = ("requests", "attempts", "input_tokens", "output_tokens", "cost_nano_usd")
+
+_ONLY_ADDED = {  # by the kind of database: how it keeps a table as it is written
+    "sqlite": [
+        f"CREATE TRIGGER audit_log_{what} BEFORE {what} ON audit_log BEGIN SELECT RAISE(ABORT, 'the audit log is only added to'); END"
+        for what in ("UPDATE", "DELETE")
+    ],
+    "postgresql": [
+        "CREATE OR REPLACE FUNCTION audit_log_only_added() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$ BEGIN RAISE EXCEPTION 'the audit log is only added to'; END $$",
+        "CREATE TRIGGER audit_log_only_added BEFORE UPDATE OR DELETE OR TRUNCATE ON audit_log"
+        " FOR EACH STATEMENT EXECUTE FUNCTION audit_log_only_added()",
+    ],
+}
 
 metadata = MetaData()
 
@@ -123,6 +136,40 @@ meta = Table(
     _number("seconds_from_s"),
     _word("identity"),  # as of version 2
     _count("quarters_from_s"),
+)
+
+_NUMBERED = BigInteger().with_variant(Integer(), "sqlite")  # that counts up by itself
+
+# Who changed what, and which budgets were warned about or used up (audit.py). It is only added to: the database refuses anything else.
+audit_log = Table(
+    "audit_log",
+    metadata,
+    Column("id", _NUMBERED, primary_key=True, autoincrement=True),
+    _number("time_ms"),
+    *(_word(name) for name in ("event_id", "action", "actor", "address", "subject", "before", "after", "tenant", "key_id")),
+    *(_word(name) for name in ("limit_name", "unit", "window_name", "reason", "request_id", "path")),
+    *(_number(name) for name in ("amount", "percent", "used", "held", "requested", "resets_ms")),
+    _word("once"),  # of what is told once, what and in which window; else the event's id
+    Index("audit_log_once", "once", unique=True),
+    Index("audit_log_of_time", "time_ms"),
+    Index("audit_log_of_action", "action", "id"),
+    Index("audit_log_of_subject", "subject", "id"),
+)
+for _dialect, _statements in _ONLY_ADDED.items():
+    for _statement in _statements:
+        event.listen(audit_log, "after_create", DDL(_statement).execute_if(dialect=_dialect))  # type: ignore[no-untyped-call]
+
+# How often what is told once has happened.
+audit_counts = Table("audit_counts", metadata, _name("once"), _number("count"))
+
+# What is still to be sent to webhooks: whoever takes a row puts it off, and deletes it when it was delivered.
+webhook_queue = Table(
+    "webhook_queue",
+    metadata,
+    Column("id", _NUMBERED, primary_key=True, autoincrement=True),
+    *(_word(name) for name in ("webhook", "event_id", "event")),
+    *(_number(name) for name in ("made_ms", "tries", "due_ms")),
+    Index("webhook_queue_of_due", "due_ms"),
 )
 
 # Alembic's own. One row: the version that the tables have.
