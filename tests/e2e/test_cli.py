@@ -309,13 +309,21 @@ def test_the_mock_says_where_it_is(tmp_path: Path) -> None:
     assert sluicegate("mock", "--dialect", "telepathy", cwd=tmp_path).returncode == 2
 
 
-def test_demo_shows_all_of_it(tmp_path: Path) -> None:
-    """A stream, a refusal, a truncation and the usage table, in a directory of its own; exit code 0."""
-    shown = sluicegate("demo", cwd=tmp_path)
-    assert shown.returncode == 0, shown.stderr
-    for expected in ("finish_reason: length", "429 rate_limit_exceeded", "x-sluicegate-max-tokens: 60", "key small output_tokens/day"):
+def test_demo_shows_its_scenes(tmp_path: Path) -> None:
+    """Those that need no waiting, each as it should be, in a directory of its own; exit code 0. A scene that there is not is a mistake."""
+    scenes = ("refusal", "truncation", "limited", "context", "chaos", "once", "cap", "cooldown", "usage")
+    shown = sluicegate("demo", *scenes, cwd=tmp_path)
+    assert shown.returncode == 0, shown.stdout + shown.stderr
+    assert shown.stdout.count("Seen: ") == len(scenes)
+    for expected in (
+        "429 rate_limit_exceeded",
+        "x-sluicegate-max-tokens: 60",
+        "the provider produced 300 of 300 tokens",
+        "key small output_tokens/day",
+    ):
         assert expected in shown.stdout
     assert list(tmp_path.iterdir()) == []
+    assert sluicegate("demo", "fire", cwd=tmp_path).returncode == 2
 
 
 def test_an_unknown_command_is_a_usage_error(tmp_path: Path) -> None:
