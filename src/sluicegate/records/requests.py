@@ -8,6 +8,7 @@ Most rows are new, and go in at once: by COPY in PostgreSQL. Only if one of them
 """
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from itertools import chain
 from typing import Any
 
@@ -54,11 +55,7 @@ class Counted:
 
     def add(self, tree: str, record: Record) -> None:
         """A request that has ended."""
-        model = record.model
-        if record.error == UNKNOWN_MODEL:
-            model = ""
-        elif len(model) > WORD_MAX or not model.isprintable():
-            model = plain(model, WORD_MAX)
+        model = _word(record.model) if record.error != UNKNOWN_MODEL else ""
         count(record, self._of((record.time_ms // QUARTER_MS * QUARTER_S, tree, record.key_id, model, record.deployment)))
 
     def take_back(self, tree: str, record: Record) -> None:
@@ -110,6 +107,12 @@ def add(connection: Connection, lines: Iterable[Line]) -> Counted:
     return counted
 
 
+@lru_cache(1024)
+def _word(text: str) -> str:
+    """What upstreams and clients may have made up, mostly the same few words."""
+    return plain(text, WORD_MAX)
+
+
 def _row(request_id: str, request: Request) -> tuple[Any, ...]:
     """In the order of the table's columns."""
     record, spent = request.record, request.spent
@@ -123,16 +126,16 @@ def _row(request_id: str, request: Request) -> tuple[Any, ...]:
         request.tree,
         key_id.partition("/@")[0],
         key_id,
-        plain(record.model, WORD_MAX),
+        _word(record.model),
         deployment,
         deployment.partition("/")[0],
         record.dialect,
         int(record.stream),
         record.status,
-        plain(record.finish, WORD_MAX),
+        _word(record.finish),
         record.refusal,
         record.truncated,
-        plain(record.error, WORD_MAX),
+        _word(record.error),
         _encode(record.attempts).decode() if record.attempts else "[]",
         len(record.attempts),
         int(fell_back(record)),

@@ -16,11 +16,12 @@ How it fails: RecordsUnavailable after some seconds at most (database.py). The o
 """
 
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache, partial
 from operator import add
 
-from sqlalchemy import Connection, Table, case, delete, literal, or_, select, update
+from sqlalchemy import Connection, Executable, Table, case, delete, literal, or_, select, update
+from sqlalchemy.dialects import postgresql, sqlite
 
 from sluicegate.core.limits import Unit
 from sluicegate.records import queries, requests, retention, rollups
@@ -188,10 +189,7 @@ def _add(connection: Connection, writer: str, upto: int, rows: Sequence[UsageRow
         known = connection.execute(select(writers.c.upto).where(writers.c.writer == writer)).scalar() or 0
         if known < after:
             raise RecordsBehind(f"they have the lines of {writer} up to {known}, and had them up to {after}")
-    mark = insert(connection, writers).values(writer=writer, upto=upto)
-    further = writers.c.upto < mark.excluded.upto
-    mark = mark.on_conflict_do_update(index_elements=[writers.c.writer], set_={"upto": mark.excluded.upto}, where=further)
-    if connection.execute(mark.returning(writers.c.upto)).first() is None:
+    if connection.execute(_further(connection.dialect.name), {"writer": writer, "upto": upto}).first() is None:
         return  # another worker has replayed them
     counted = requests.add(connection, lines)
     for table in SPANS_S:
@@ -219,10 +217,28 @@ def _increase(connection: Connection, table: Table, rows: Sequence[UsageRow], co
             into = sums.setdefault((time_s // span_s * span_s, *scope), [0] * len(names))  # type: ignore[arg-type]
             into[len(AMOUNTS) :] = map(add, into[len(AMOUNTS) :], numbers)
     if sums:
-        more = insert(connection, table)
-        added = {name: table.c[name] + more.excluded[name] for name in names}
         values = [dict(zip(table.c.keys(), (*place, *sums[place]), strict=True)) for place in sorted(sums)]
-        connection.execute(more.on_conflict_do_update(index_elements=list(table.primary_key), set_=added), values)
+        connection.execute(_more(connection.dialect.name, table), values)
+
+
+# Built once, as that takes longer than the database does: each worker adds every second.
+_INSERT: dict[str, Callable[[Table], postgresql.Insert | sqlite.Insert]] = {"postgresql": postgresql.insert, "sqlite": sqlite.insert}
+
+
+@cache
+def _further(dialect: str) -> Executable:
+    """Moves a writer's mark on, and answers it; nothing if it is there already."""
+    mark = _INSERT[dialect](writers)
+    further = writers.c.upto < mark.excluded.upto
+    return mark.on_conflict_do_update(index_elements=[writers.c.writer], set_={"upto": mark.excluded.upto}, where=further).returning(writers.c.upto)
+
+
+@cache
+def _more(dialect: str, table: Table) -> Executable:
+    """Adds to the amounts and counts of a row, or makes it."""
+    more = _INSERT[dialect](table)
+    added = {column.name: column + more.excluded[column.name] for column in table.c if not column.primary_key}
+    return more.on_conflict_do_update(index_elements=list(table.primary_key), set_=added)
 
 
 # -- workers and trees ----------------------------------------------------------------------------------------------------------------------
