@@ -44,7 +44,8 @@ def keep_alive(trip: Trip) -> None:
     if not trip.status:
         trip.status = 200
         request_id = trip.request_id.encode()
-        trip.exchange.start(200, (), None, _ONLY_IDS % (_ID_OF.get(trip.dialect.NAME, _ID), request_id, request_id) + _STREAM)
+        lines = _ONLY_IDS % (_ID_OF.get(trip.dialect.NAME, _ID), request_id, request_id)
+        trip.exchange.start(200, (), None, lines + _warning(trip) + _STREAM)
     trip.exchange.write(_SIGNS_OF_LIFE.get(trip.dialect.NAME, _COMMENT))
 
 
@@ -140,7 +141,17 @@ def _common(trip: Trip, now: float) -> bytes:
         lines += _ATTEMPTS % ",".join([f"{a.deployment.id}:{a.outcome}" for a in trip.attempts]).encode()
     if trip.plan is not None and trip.reply is not None and trip.refset is not None:
         lines += refusals.ratelimit_lines(trip.plan.template.shown, trip.refset, trip.reply)
+        if trip.plan.template.marked:
+            lines += _warning(trip)
     return lines
+
+
+def _warning(trip: Trip) -> bytes:
+    """Of the limit of which most is used, if that is worth one. In a refusal too."""
+    if trip.plan is None or trip.reply is None or trip.refset is None:
+        return b""
+    template = trip.plan.template
+    return refusals.budget_warning(template.marked, template.counters, trip.refset, trip.reply, trip.policy.budget.show_figures)
 
 
 def _served_by(trip: Trip, attempt: Attempt) -> bytes:

@@ -23,6 +23,7 @@ from typing import Any, Literal
 
 import structlog
 
+from sluicegate.alarms import Alarms
 from sluicegate.applying import Applying, deployments, providers, tokenizers
 from sluicegate.auditing import Auditing
 from sluicegate.bus import Bus
@@ -182,11 +183,21 @@ class Worker:
             configure(_log_form(loaded))
 
     def _share_what_is_found(self) -> Probes:
-        """What this worker and the others find of deployments: cooldowns, and the results of probes; and what is written and told of anything."""
-        self.auditing = Auditing(Audit(self._config.records), self.bus.publish, self.metrics.event, lambda _: (), self.ledger.now_ms)
+        """What this worker and the others find of deployments: cooldowns, and the results of probes."""
         standings, now_ms = self.gateway.standings, self.ledger.now_ms
-        Cooldowns(self.bus, standings, now_ms)
-        return Probes(lambda: self.gateway.policy, self._pools, self.bus, standings.rate, self.metrics.probed, time.monotonic, now_ms)
+        cooldowns = Cooldowns(self.bus, standings, now_ms)
+        probes = Probes(lambda: self.gateway.policy, self._pools, self.bus, standings.rate, self.metrics.probed, time.monotonic, now_ms)
+        self._tell(cooldowns, probes)
+        return probes
+
+    def _tell(self, cooldowns: Cooldowns, probes: Probes) -> None:
+        """What is written into the audit log, and told as events."""
+        now_ms, store = self.ledger.now_ms, Audit(self._config.records)
+        self.auditing = Auditing(store, self.bus.publish, self.metrics.event, lambda _: (), now_ms)
+        alarms = self._alarms = Alarms(self.auditing, store, self._boot, now_ms, asyncio.get_running_loop().call_later)
+        self.notices.on_mark, self.notices.refused = alarms.marked, alarms.refused
+        self.gateway.standings.on_change, cooldowns.on_found, probes.on_change = alarms.standing, alarms.cooled, alarms.health
+        self.reloading.on_change = alarms.configuration
 
     def _observers(self, loaded: Loaded) -> tuple[Callable[[Record], None], ...]:
         access = access_log(loaded.config.log.access, asyncio.get_running_loop())
@@ -259,7 +270,7 @@ class Worker:
             log.warning("ledger state", **{"from": "unknown", "to": "away", "reason": str(error)})
             self._upkeep.seen_at -= LEDGER_AWAY_S
             there = False
-        self._tasks += [loop.create_task(work.run()) for work in (self.recovery, self.bus, self.auditing)]
+        self._tasks += [loop.create_task(work.run()) for work in (self.recovery, self.bus, self.auditing, self._alarms)]
         with contextlib.suppress(LedgerUnavailable, RecordsUnavailable):  # the outbox tries again, and says so
             await self.records.open()
             try:

@@ -33,11 +33,13 @@ class Cooldowns:
         self._bus = bus
         self._standings = standings
         self._now_ms = now_ms
+        self.on_found: Callable[[str, float, str], None] = lambda deployment, for_s, reason: None  # (deployment, for_s, reason), here
         standings.on_cooled = self._found
         bus.subscribe(KIND, self._heard, earlier=True)
 
     def _found(self, deployment: str, for_s: float, reason: str, limited: bool) -> None:
         self._bus.publish(KIND, msgspec.to_builtins(Cooldown(deployment, self._now_ms() + int(for_s * 1000), reason, limited)))
+        self.on_found(deployment, for_s, reason)
 
     def _heard(self, message: Message) -> None:
         try:

@@ -105,6 +105,8 @@ class Gateway:
                 await self._route(trip, trip.plan, trip.request)
         except Reject as rejected:
             trip.rejected = rejected
+            if rejected.refusal is not None:
+                self._notices.refused(rejected.refusal, trip)
         except BadRequest as error:
             trip.rejected = reject.bad_request(error)
         except BodyTooLarge:

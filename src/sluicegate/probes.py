@@ -76,6 +76,7 @@ class Probes:
         self._now_ms = now_ms
         self._spread = spread
         self._host = host or socket.gethostname()
+        self.on_change: Callable[[str, str, str, str], None] = lambda deployment, before, after, reason: None  # by a probe from here
         self._followed: Policy | None = None
         self._probed: dict[str, tuple[Deployment, Probe]] = {}  # by deployment id, of the policy that is followed
         self._conditions: dict[str, Condition] = {}
@@ -120,7 +121,11 @@ class Probes:
             log.exception("probe went wrong", deployment=deployment.id)
             return
         result = Result(deployment.id, self._host, failure[:FAILURE_MAX], round((self._clock() - started) * 1000, 1))
+        before = self.state(deployment.id)
         self._note(result, 0.0)
+        after = self.state(deployment.id)
+        if after not in (before, "unknown") and (before, after) != ("unknown", "healthy"):
+            self.on_change(deployment.id, before, after, self._conditions[deployment.id].reason)
         self._bus.publish(KIND, msgspec.to_builtins(result))
 
     # -- steps --

@@ -37,6 +37,7 @@ class Reject(Exception):
         self.headers = headers
         self.detail = detail
         self.reason = reason  # of a refusal by a limit
+        self.refusal: Refusal | None = None  # that refusal
         self.here_only = False  # another deployment of the route may do better
         self.unasked = False  # this one was not asked: what one said that was says more
         self.kind: Kind = ""  # of an upstream's failure
@@ -181,7 +182,9 @@ def refused(refusal: Refusal, show_figures: bool) -> Reject:
             "requested": refusal.requested,
             "affordable_output_tokens": refusal.affordable_output_tokens,
         } | ({"reserved": refusal.reserved} if refusal.reserved else {})
-    return Reject(refusal.status, refusal.type, refusal.code, refusal.message, None, tuple(headers), detail, refusal.reason)
+    rejected = Reject(refusal.status, refusal.type, refusal.code, refusal.message, None, tuple(headers), detail, refusal.reason)
+    rejected.refusal = refusal
+    return rejected
 
 
 def deployment_full(refusal: Refusal) -> Reject:

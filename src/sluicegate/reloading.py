@@ -8,7 +8,7 @@ configuration is one that nobody has written.
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from operator import attrgetter
 
 import msgspec
@@ -55,6 +55,7 @@ class Reloading:
         """apply: raises ValueError, and has changed nothing, where a configuration turns out to be of no use."""
         self.loaded = loaded
         self.state = ConfigState(loaded.file, loaded.version, time_ms(), "", ())
+        self.on_change: Callable[[str, str, str, Sequence[str]], None] = lambda file, before, after, problems: None  # another version came
         self._apply = apply
         self._time_ms = time_ms
         self._one = asyncio.Lock()
@@ -83,6 +84,7 @@ class Reloading:
         state = self.state
         if problems and (refused, tuple(problems)) != (state.refused, state.problems):
             log.error("configuration refused", file=state.file, version=refused, problems=problems, in_use=state.version)
+            self.on_change(state.file, state.version, refused, problems)
         elif not problems and state.problems:
             log.info("configuration is in use again", file=state.file, version=state.version)
         if problems or state.problems:
@@ -101,9 +103,10 @@ class Reloading:
                 loaded = await asyncio.to_thread(text.load)
                 self._check_fixed(loaded)
                 await self._apply(loaded)
-                self.loaded = loaded
+                before, self.loaded = self.loaded, loaded
                 self.state = ConfigState(loaded.file, version, self._time_ms(), "", ())
                 log.info("configuration applied", file=loaded.file, version=version)
+                self.on_change(loaded.file, before.version, version, ())
         except OSError as error:
             return version, [f"{error.filename or source.file}: {error.strerror or error}"]
         except (ConfigError, ValueError) as error:

@@ -12,7 +12,7 @@ import structlog
 
 from sluicegate import reject
 from sluicegate.core.classify import Outcome
-from sluicegate.core.standing import Permit, Standing
+from sluicegate.core.standing import OnChange, Permit, Standing
 from sluicegate.core.tenants import Deployment, Policy
 from sluicegate.reject import Reject
 
@@ -31,6 +31,7 @@ class Standings:
     def __init__(self, policy: Policy, clock: Callable[[], float], random: Callable[[], float]) -> None:
         self._clock = clock
         self._random = random
+        self.on_change: OnChange = lambda deployment, what, before, after, reason: None  # told of what is logged
         self.on_cooled: Callable[[str, float, str, bool], None] = _unheard  # (deployment, for_s, reason, limited): found here, for the other workers
         self.unwell: dict[str, Health] = {}  # the deployments that are degraded or down
         self._of: dict[str, Standing] = {}
@@ -44,7 +45,7 @@ class Standings:
             standing.configure(failures, pause_s)
         self._listed = {one.id for model in policy.models.values() for one in model.deployments}
         for deployment in self._listed - self._of.keys():
-            self._of[deployment] = Standing(deployment, failures, pause_s, _log_change)
+            self._of[deployment] = Standing(deployment, failures, pause_s, self._changed)
 
     def of(self, deployment: str) -> Standing:
         """The standing of a deployment, by its id."""
@@ -100,7 +101,11 @@ class Standings:
         else:
             self.unwell.pop(deployment, None)
         if before != (now := self.unwell.get(deployment, "healthy")):
-            _log_change(deployment, "health", before, now, reason)
+            self._changed(deployment, "health", before, now, reason)
+
+    def _changed(self, deployment: str, what: str, before: str, after: str, reason: str) -> None:
+        log.warning(f"{what} state", deployment=deployment, **{"from": before, "to": after, "reason": reason})
+        self.on_change(deployment, what, before, after, reason)
 
     def note(self, standing: Standing, permit: Permit, outcome: Outcome) -> None:
         """What a deployment that has not answered, after its retries, is known by from now on."""
@@ -132,7 +137,3 @@ class Standings:
 
 def _unheard(_deployment: str, _for_s: float, _reason: str, _limited: bool) -> None:
     """Nobody is told: this is the only worker."""
-
-
-def _log_change(deployment: str, what: str, before: str, after: str, reason: str) -> None:
-    log.warning(f"{what} state", deployment=deployment, **{"from": before, "to": after, "reason": reason})

@@ -5,7 +5,7 @@ A ledger knows nothing of tenants, models or prices: only counters (`Ref`), clai
 """
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -32,11 +32,12 @@ class RefSet:
     `packed` belongs to the ledger in use: it may keep its encoded form of the static part there.
     """
 
-    __slots__ = ("packed", "refs", "tree")
+    __slots__ = ("of", "packed", "refs", "tree")
 
-    def __init__(self, tree: str, refs: Sequence[Ref]) -> None:
+    def __init__(self, tree: str, refs: Sequence[Ref], of: Sequence[Any] = ()) -> None:
         self.tree = tree  # hash tag: everything that one atomic step touches shares it
         self.refs = tuple(refs)
+        self.of = of  # the counters that they refer to, for whoever made it; empty where it was read from a journal
         self.packed: object = None
 
 

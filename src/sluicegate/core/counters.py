@@ -93,7 +93,7 @@ def refs(tree: str, counters: Sequence[Counter], now_ms: int, priority: str | No
 
     Good until `valid_until_ms`.
     """
-    return RefSet(tree, [ref(counter, now_ms, priority) for counter in counters])
+    return RefSet(tree, [ref(counter, now_ms, priority) for counter in counters], counters)
 
 
 def ref(counter: Counter, now_ms: int, priority: str | None = None) -> Ref:
@@ -139,6 +139,11 @@ def marks(counter: Counter) -> list[Mark]:
         shares = {-(-limit.amount * share // WHOLE): share for share in limit.warn_at or () if limit.amount}
         found += [Mark(amount, share, limit) for amount, share in shares.items()]
     return found
+
+
+def lowest_mark(counter: Counter) -> int:
+    """From which amount on a limit of a counter that binds is warned about; 0: none is."""
+    return min((mark.amount for mark in marks(counter) if not mark.limit.shadow), default=0)
 
 
 def valid_until_ms(counters: Sequence[Counter], now_ms: int) -> int:

@@ -59,12 +59,13 @@ def _picker(indices: Sequence[int]) -> Callable[[tuple[int, ...]], tuple[int, ..
 class Template:
     """The counters that bind one key (or one deployment) for one model, with what a request claims of each.
 
-    `sizes`, `shadows` and `shown` say what is looked at where: in `fit`, in a grant, in the headers on remaining room.
+    `sizes`, `shadows`, `shown` and `marked` say what is looked at where: in `fit`, in a grant, in the headers on remaining room and on budgets that
+    are nearly used.
     """
 
     __slots__ = (
         *("_claims", "has_usd", "_priority", "_refset", "_used", "_valid_until_ms"),
-        *("counters", "least_tokens", "least_usd", "needs_price", "shadows", "shown", "sizes", "told", "tree"),
+        *("counters", "least_tokens", "least_usd", "marked", "needs_price", "shadows", "shown", "sizes", "told", "tree"),
     )
 
     def __init__(self, tree: str, counters: Sequence[Counter], model: str | None, priority: Priority | None = None) -> None:
@@ -82,6 +83,8 @@ class Template:
         self.shown = tuple((n, limits) for n, (_, limits) in enumerate(shown) if limits)
         shadows = [(i, counting.shadow_room(c, priority)) for i, c in enumerate(self.counters)]
         self.shadows = tuple((i, room) for i, room in shadows if room < NO_CEILING)
+        lowest = [(i, counting.lowest_mark(c)) for i, c, _ in enforced]
+        self.marked = tuple((i, mark, self.counters[i].amount) for i, mark in lowest if mark)  # those that warn: from where on, and their amounts
         self._claims = _picker([i for c in self.counters for i in _CLAIM[c.unit][0 if refills(c) else 1]])
         self._used = _picker([_USED[c.unit] for c in self.counters])
         self._priority = priority

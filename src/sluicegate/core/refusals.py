@@ -315,6 +315,28 @@ _FORMS = (
 )
 
 
+Marked = Sequence[tuple[int, int, int]]  # index, the lowest amount that is warned about, the limit
+
+
+def budget_warning(marked: Marked, counters: Sequence[Counter], refs: RefSet, reply: Reply, show_figures: bool = True) -> bytes:
+    """`x-sluicegate-budget-warning` for the limit of which the largest part is used, where that has reached a mark; begun by CR LF.
+
+    marked: the limits that have marks (`Template.marked`). Empty if none is reached, or the reply has no states.
+    """
+    states, tightest, share = reply.states, -1, -1
+    if not states:
+        return b""
+    for i, least, limit in marked:
+        if states[i][0] >= least and states[i][0] * 100 // limit > share:
+            tightest, share = i, states[i][0] * 100 // limit
+    if tightest < 0:
+        return b""
+    counter, ref, (used, held) = counters[tightest], refs.refs[tightest], states[tightest]
+    remaining = f"; remaining={show_amount(counter.unit, max(0, counter.amount - used - held))}" if show_figures else ""
+    reset = iso(ref.end_ms) if ref.end_ms else "never"
+    return f"\r\nx-sluicegate-budget-warning: limit={name(counter)}; used={share}%{remaining}; reset={reset}".encode()
+
+
 def ratelimit_lines(shown: Shown, refs: RefSet, reply: Reply) -> bytes:
     """`x-ratelimit-{limit,remaining,reset}-{requests,tokens}` for the limit of each unit that has least room left, each line begun by CR LF.
 

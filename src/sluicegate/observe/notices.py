@@ -5,13 +5,14 @@ Invariant: nothing here is on the path of a request that has nothing to tell.
 
 import asyncio
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import structlog
 
 from sluicegate.core.claims import Ref, RefSet, Reply
-from sluicegate.core.counters import label, marks, of_key
+from sluicegate.core.counters import Mark, label, marks, of_key
 from sluicegate.core.limits import Unit, show_amount, show_share
-from sluicegate.core.refusals import iso
+from sluicegate.core.refusals import Refusal, iso
 from sluicegate.core.tenants import Counter
 from sluicegate.observe.metrics import Metrics
 
@@ -26,6 +27,8 @@ class Notices:
         self._metrics = metrics
         self._peek = peek
         self._dear: set[str] = set()  # deployments
+        self.on_mark: Callable[[Counter, Ref, Mark, int, int], None] = lambda counter, ref, mark, used, held: None
+        self.refused: Callable[[Refusal, Any], None] = lambda refusal, trip: None  # by a limit; the trip's client is told so
         self.know(counters)
 
     def know(self, counters: Iterable[Counter]) -> None:
@@ -61,14 +64,16 @@ class Notices:
             for i, mark in reached:
                 ref = refs.refs[i]
                 at = ref.marks[mark]
-                self._warn(ref, at, max(at, done.result().states[i][0]) if known else at)
+                used, held = done.result().states[i] if known else (at, 0)
+                counter = of_key(ref.key, self._counters) or (refs.of[i] if refs.of else None)  # a key's that was made at run time
+                if counter is not None:
+                    self._warn(counter, ref, at, max(at, used), held)
 
         peeked.add_done_callback(tell)
 
-    def _warn(self, ref: Ref, at: int, used: int) -> None:
-        counter = of_key(ref.key, self._counters)
-        for mark in marks(counter) if counter is not None else ():
-            if counter is None or mark.amount != at:
+    def _warn(self, counter: Counter, ref: Ref, at: int, used: int, held: int) -> None:
+        for mark in marks(counter):
+            if mark.amount != at:
                 continue  # of another amount, or of one that was changed meanwhile
             limit, unit = mark.limit, counter.unit
             log.warning(
@@ -82,3 +87,4 @@ class Notices:
                 **({"mode": "shadow"} if limit.shadow else {}),
             )
             self._metrics.limit_warning(label(counter))
+            self.on_mark(counter, ref, mark, used, held)

@@ -139,9 +139,10 @@ def read(connection: Connection, wanted: Filter, limit: int, before_id: int = 0)
     return [_written(row) for row in connection.execute(some)]
 
 
-def told(connection: Connection, once: Sequence[str]) -> dict[str, Written]:
-    """Those of these that have been told."""
-    return {row.once: _written(row) for row in connection.execute(_rows().where(audit_log.c.once.in_(list(once))))}
+def windows(connection: Connection, since_ms: int, limit: int) -> list[Entry]:
+    """Of budgets: what was told of windows that end after that moment, the first to end first."""
+    some = _rows().where(audit_log.c.resets_ms > since_ms, audit_log.c.action.in_(("budget.warning", "budget.exceeded")))
+    return [_written(row).entry for row in connection.execute(some.order_by(audit_log.c.resets_ms).limit(limit))]
 
 
 # -- webhooks -------------------------------------------------------------------------------------------------------------------------------

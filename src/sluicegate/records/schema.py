@@ -154,6 +154,7 @@ audit_log = Table(
     Index("audit_log_of_time", "time_ms"),
     Index("audit_log_of_action", "action", "id"),
     Index("audit_log_of_subject", "subject", "id"),
+    Index("audit_log_of_reset", "resets_ms"),
 )
 for _dialect, _statements in _ONLY_ADDED.items():
     for _statement in _statements:

@@ -82,13 +82,24 @@ async def test_what_is_used_may_not_be_known(logged: list[Any]) -> None:
 
 
 async def test_a_limit_that_is_gone_is_not_warned_of(logged: list[Any]) -> None:
-    """Another worker's configuration has it, or had it: this one knows no amount of it."""
+    """A journal's line has it, and this configuration does not, or with another amount."""
     metrics, counters = Metrics(lambda _: True), group("acme", TEAM, limits(DOLLARS))
-    Notices(metrics, (), Peeked(0)).on_marks(refs("acme", counters, NOW_MS), ((0, 0),))
+    Notices(metrics, (), Peeked(0)).on_marks(RefSet("acme", refs("acme", counters, NOW_MS).refs), ((0, 0),))
     changed = group("acme", TEAM, limits(DOLLARS | {"amount": 50}))
     Notices(metrics, changed, Peeked(0)).on_marks(refs("acme", counters, NOW_MS), ((0, 0),))
     await asyncio.sleep(0)
     assert (logged, metrics.counts().limit_warnings) == ([], {})
+
+
+async def test_a_limit_of_a_key_that_was_made_at_run_time_is_warned_of(logged: list[Any]) -> None:
+    """The configuration does not have it: what was counted in knows it. Whoever listens hears of the counter, its window, the mark, used and held."""
+    metrics, counters, heard = Metrics(lambda _: True), group("acme", TEAM, limits(DOLLARS)), []
+    notices = Notices(metrics, (), Peeked(4_100_000_000))
+    notices.on_mark = lambda counter, ref, mark, used, held: heard.append((counter, ref.key, mark.share, used, held))
+    notices.on_marks(refs("acme", counters, NOW_MS), ((0, 0),))
+    await asyncio.sleep(0)
+    assert heard == [(counters[0], f"{counters[0].key_prefix}:2025-11-30", 800_000, 4_100_000_000, 7)]
+    assert metrics.counts().limit_warnings == {"team usd/day": 1}
 
 
 def test_shadow_refusals_overruns_and_waits_are_counted(logged: list[Any]) -> None:

@@ -40,6 +40,7 @@ def upgrade() -> None:
     op.create_index("audit_log_of_time", "audit_log", ["time_ms"])
     op.create_index("audit_log_of_action", "audit_log", ["action", "id"])
     op.create_index("audit_log_of_subject", "audit_log", ["subject", "id"])
+    op.create_index("audit_log_of_reset", "audit_log", ["resets_ms"])
     op.create_table("audit_counts", Column("once", Text, primary_key=True), Column("count", BigInteger, nullable=False))
     op.create_table(
         "webhook_queue",
