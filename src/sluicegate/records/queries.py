@@ -1,7 +1,8 @@
 """What was used, by whom and at what: questions of the admin API and of `sluicegate report`, answered from the coarsest sums that are exact.
 
-A question's time is made of whole days and, at its ends, of quarters of an hour: it is widened to those. Hours come from quarters, as long as these
-are kept. Labels are in the rows of requests alone: such a question is answered from them, to the millisecond, as far back as they are kept.
+A question's time is made of whole days and, at its ends, of quarters of an hour: it is widened to those. Hours, and days of another zone than UTC,
+come from quarters; where these are no longer kept there are no hours, and days are those of UTC. Labels and outcomes (ROWS_ALONE) are in the rows of
+requests alone: such a question is answered from them, to the millisecond, as far back as they are kept.
 Sums count what attempts were charged when they were admitted, at the deployment that was called, and requests when they came, at the one that
 answered: totals are those of the ledger.
 
@@ -11,6 +12,7 @@ Everything is added up by key in the database and by tenant or provider here, si
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import msgspec
 from sqlalchemy import BigInteger, ColumnElement, Connection, Select, Table, and_, case, func, or_, select
@@ -20,27 +22,31 @@ from sluicegate.core.limits import Unit
 from sluicegate.core.record import Record
 from sluicegate.records.figures import BOUNDS_US, COUNTS, LATENCIES, TOO_MANY, counts, quantile_us
 from sluicegate.records.requests import UNKNOWN_MODEL
-from sluicegate.records.schema import AMOUNTS, DAY_S, QUARTER_S, meta, requests, usage_days, usage_quarters
+from sluicegate.records.schema import AMOUNTS, DAY_S, QUARTER_S, SPANS_S, meta, requests, usage_days, usage_quarters
 from sluicegate.records.sums import EVERYTHING, NEVER_S, cover
 
 GROUPS = ("tenant", "key", "model", "deployment", "provider", "day", "hour", "label")
+ROWS_ALONE = ("label", "status", "refusal", "error")
+FILTERS = ("tenant", "key", "scope", "model", "deployment", "provider", *ROWS_ALONE)  # scope: a tenant or key, and all below it
 TAG = "tag:"  # and a name: by the value of that tag
 SUMMED = (*AMOUNTS, *COUNTS, *LATENCIES)
 PAGE = 100
 HOUR_S = 3_600
+LOOKED_UP_MAX = 400  # spans of a key that are looked up one by one
 
 
 class Question(msgspec.Struct, frozen=True):
     """What was used from a moment up to, not including, another (0: until now).
 
-    group_by: of GROUPS, or `tag:NAME`. filters: values by the same names (not day or hour): all names must fit, of each any value. A tenant means all
-    below it.
+    group_by: of GROUPS, or `tag:NAME`. filters: values by FILTERS, or `tag:NAME`: all names must fit, of each any value. A tenant means all below it.
+    zone: whose days and hours; when clocks are put back, two hours are one.
     """
 
     group_by: tuple[str, ...] = ()
     filters: Mapping[str, Sequence[str]] = {}
     start_ms: int = 0
     end_ms: int = 0
+    zone: str = "UTC"
 
 
 class Figures(msgspec.Struct, frozen=True):
@@ -93,7 +99,7 @@ class Key(msgspec.Struct, frozen=True):
     key_id: str = ""
     model: str = ""
     deployment: str = ""
-    time_s: int = 0
+    time_s: int = 0  # in the question's zone: what a clock there shows
     user: str = ""
     tags: str = ""
 
@@ -169,26 +175,64 @@ def usage(connection: Connection, question: Question) -> Sums:
     """Raises ValueError for names that are none."""
     sums = Sums(question.group_by)
     names = {*question.group_by, *question.filters}
-    if any(name == "label" or name.startswith(TAG) for name in names):
-        for key, amounts in _from_rows(connection, question):
-            sums.add(key, amounts)
-        return sums
-    quarters_from_s: int = connection.execute(select(meta.c.quarters_from_s)).scalar_one()
-    by_hour = "hour" in question.group_by
-    start_s = question.start_ms // 1000 // QUARTER_S * QUARTER_S
-    end_s = -(-question.end_ms // (1000 * QUARTER_S)) * QUARTER_S if question.end_ms else NEVER_S
-    if by_hour:
-        spans = cover(max(start_s, quarters_from_s), end_s, [usage_quarters])
-    else:
-        if start_s < quarters_from_s:
-            start_s = start_s // DAY_S * DAY_S
-        if end_s < quarters_from_s:
-            end_s = -(-end_s // DAY_S) * DAY_S
-        spans = cover(start_s, end_s, [usage_days, usage_quarters])
-    for table, from_s, to_s in spans:
-        for key, amounts in _from_sums(connection, question, table, from_s, to_s):
+    rows = any(name in ROWS_ALONE or name.startswith(TAG) for name in names)
+    for table, from_s, to_s, offset_s in _of_rows(connection, question) if rows else _of_sums(connection, question):
+        ask = _from_rows if table is requests else _from_sums
+        for key, amounts in ask(connection, question, table, from_s, to_s, offset_s):
             sums.add(key, amounts)
     return sums
+
+
+Span = tuple[Table, int, int, int]  # a table's rows from a second up to, not including, another; by how many seconds clocks are ahead of UTC then
+
+
+def _of_sums(connection: Connection, question: Question) -> Iterator[Span]:
+    """What covers a question's time, each moment once, where sums suffice."""
+    quarters_from_s: int = connection.execute(select(meta.c.quarters_from_s)).scalar_one()
+    start_s = question.start_ms // 1000 // QUARTER_S * QUARTER_S
+    end_s = -(-question.end_ms // (1000 * QUARTER_S)) * QUARTER_S if question.end_ms else NEVER_S
+    if "hour" in question.group_by:
+        yield from _zoned(connection, question, usage_quarters, max(start_s, quarters_from_s), end_s)
+        return
+    if start_s < quarters_from_s:
+        start_s = start_s // DAY_S * DAY_S
+    if end_s < quarters_from_s:
+        end_s = -(-end_s // DAY_S) * DAY_S
+    local_from_s = max(start_s, quarters_from_s) if "day" in question.group_by and question.zone != "UTC" else end_s
+    yield from ((*span, 0) for span in cover(start_s, min(end_s, local_from_s), [usage_days, usage_quarters]))
+    yield from _zoned(connection, question, usage_quarters, local_from_s, end_s)
+
+
+def _of_rows(connection: Connection, question: Question) -> Iterator[Span]:
+    """The ends are the question's own, which has milliseconds."""
+    start_s, end_s = question.start_ms // 1000, -(-question.end_ms // 1000) if question.end_ms else NEVER_S
+    return _zoned(connection, question, requests, start_s, end_s)
+
+
+def _zoned(connection: Connection, question: Question, table: Table, from_s: int, to_s: int) -> Iterator[Span]:
+    """Split where clocks are changed, which they are at full quarters of an hour, UTC."""
+    if from_s >= to_s or question.zone == "UTC":
+        yield from [(table, from_s, to_s, 0)] if from_s < to_s else []
+        return
+    time, unit = (table.c.time_ms, 1000) if table is requests else (table.c.time_s, 1)
+    first, last = connection.execute(select(func.min(time), func.max(time))).one()
+    if first is None:
+        return
+    from_s, to_s = max(from_s, first // unit), min(to_s, last // unit + QUARTER_S)
+    zone = ZoneInfo(question.zone)
+    offset_s = _offset_s(zone, from_s)
+    for time_s in range(from_s // QUARTER_S * QUARTER_S + QUARTER_S, to_s, QUARTER_S):
+        if (now_s := _offset_s(zone, time_s)) != offset_s:
+            yield table, from_s, time_s, offset_s
+            from_s, offset_s = time_s, now_s
+    yield table, from_s, to_s, offset_s
+
+
+def _offset_s(zone: ZoneInfo, time_s: int) -> int:
+    """Of the past with its odd minutes, that zone's own: rounded to the quarter."""
+    offset = datetime.fromtimestamp(time_s, zone).utcoffset()
+    assert offset is not None
+    return round(offset.total_seconds() / QUARTER_S) * QUARTER_S
 
 
 def daily(connection: Connection, filters: Mapping[str, Sequence[str]], unit: Unit, days: int, now_ms: int) -> list[tuple[str, int]]:
@@ -196,7 +240,7 @@ def daily(connection: Connection, filters: Mapping[str, Sequence[str]], unit: Un
     if unit is Unit.CONCURRENT:
         raise ValueError("what is in flight is not in the records")
     first_s = (now_ms // 1000 // DAY_S - days + 1) * DAY_S
-    found = usage(connection, Question(("day",), filters, first_s * 1000)).usage(days + 1)
+    found = usage(connection, Question(("day",), filters, first_s * 1000, (first_s + days * DAY_S) * 1000)).usage(days)
     by_day = {group.group["day"]: _of_unit(unit, group.figures) for group in found.groups}
     named = [_part("day", Key(time_s=first_s + i * DAY_S)) for i in range(days)]
     return [(day, by_day.get(day, 0)) for day in named]
@@ -228,26 +272,41 @@ def request_page(connection: Connection, question: Question, limit: int = PAGE, 
     return RequestPage(rows[:limit], f"{rows[limit - 1]['time_ms']}:{rows[limit - 1]['request_id']}" if len(rows) > limit else "")
 
 
+def request(connection: Connection, request_id: str) -> dict[str, Any] | None:
+    """One row, by its id."""
+    found = connection.execute(select(requests).where(requests.c.request_id == request_id)).first()
+    return dict(found._mapping) if found is not None else None
+
+
 Found = Iterator[tuple[Key, Sequence[int]]]
 
 
-def _from_sums(connection: Connection, question: Question, table: Table, from_s: int, to_s: int) -> Found:
+def _from_sums(connection: Connection, question: Question, table: Table, from_s: int, to_s: int, offset_s: int) -> Found:
     c = table.c
-    span_s = HOUR_S if "hour" in question.group_by else DAY_S
-    names = _parts(question.group_by, {"time_s": c.time_s // span_s * span_s, "key_id": c.key_id, "model": c.model, "deployment": c.deployment})
-    amounts = [func.sum(c[name]).cast(BigInteger) for name in SUMMED]
-    found = _select(names, amounts)
-    found = found.where(c.time_s >= from_s, c.time_s < to_s, *_conditions(table, question.filters))
-    yield from _read(connection, found, list(names))
+    time_s = _local(c.time_s, question, offset_s)
+    names = _parts(question.group_by, {"time_s": time_s, "key_id": c.key_id, "model": c.model, "deployment": c.deployment})
+    found = _select(names, [func.sum(c[name]).cast(BigInteger) for name in SUMMED])
+    span_s = SPANS_S[table]
+    if "key" in question.filters and (to_s - from_s) // span_s <= LOOKED_UP_MAX:  # they have few rows among all of their organization
+        found = found.where(c.time_s.in_(range(from_s, to_s, span_s)))
+    else:
+        found = found.where(c.time_s >= from_s, c.time_s < to_s)
+    yield from _read(connection, found.where(*_conditions(table, question.filters)), list(names))
 
 
-def _from_rows(connection: Connection, question: Question) -> Found:
-    c = requests.c
-    span_s = HOUR_S if "hour" in question.group_by else DAY_S
-    parts = {"time_s": c.time_ms // 1000 // span_s * span_s, "key_id": c.key_id, "model": counted_model(), "deployment": c.deployment}
+def _from_rows(connection: Connection, question: Question, table: Table, from_s: int, to_s: int, offset_s: int) -> Found:
+    c = table.c
+    time_s = _local(c.time_ms // 1000, question, offset_s)
+    parts = {"time_s": time_s, "key_id": c.key_id, "model": counted_model(), "deployment": c.deployment}
     names = _parts(question.group_by, parts | {"user": c.client_user, "tags": c.tags})
-    found = sum_rows({f"of_{name}": part for name, part in names.items()}, *_within(question), *_conditions(requests, question.filters))
+    within = c.time_ms >= from_s * 1000, c.time_ms < to_s * 1000, *_within(question)
+    found = sum_rows({f"of_{name}": part for name, part in names.items()}, *within, *_conditions(table, question.filters))
     yield from _read(connection, found, list(names))
+
+
+def _local(time_s: ColumnElement[int], question: Question, offset_s: int) -> ColumnElement[int]:
+    span_s = HOUR_S if "hour" in question.group_by else DAY_S
+    return (time_s + offset_s) // span_s * span_s
 
 
 def _select(names: Mapping[str, ColumnElement[Any]], amounts: Sequence[ColumnElement[int]]) -> Select[Any]:
@@ -286,8 +345,13 @@ def _conditions(table: Table, filters: Mapping[str, Sequence[str]]) -> Iterator[
             case "key":
                 yield c.key_id.in_(values)
                 yield c.tree.in_(sorted({EVERYTHING, *(value.partition("/")[0] for value in values)}))
-            case "model" | "deployment":
+            case "scope":
+                yield or_(c.key_id.in_(values), *[func.substr(c.key_id, 1, len(value) + 1) == value + "/" for value in values])
+                yield c.tree.in_(sorted({EVERYTHING, *(value.partition("/")[0] for value in values)}))
+            case "model" | "deployment" | "refusal" | "error":
                 yield c[name].in_(values)
+            case "status":
+                yield c.status.in_([int(value) for value in values])
             case "provider":
                 yield or_(*[func.substr(c.deployment, 1, len(value) + 1) == value + "/" for value in values])
             case "label":
@@ -296,7 +360,7 @@ def _conditions(table: Table, filters: Mapping[str, Sequence[str]]) -> Iterator[
                 tags = "," + c.tags + ","
                 yield or_(*[func.replace(tags, f",{name.removeprefix(TAG)}={value},", "") != tags for value in values])
             case _:
-                raise ValueError(f"filters: {name!r} is none of {', '.join(one for one in GROUPS if one not in ('day', 'hour'))}, {TAG}NAME")
+                raise ValueError(f"filters: {name!r} is none of {', '.join(FILTERS)}, {TAG}NAME")
 
 
 # -- sums of rows ---------------------------------------------------------------------------------------------------------------------------

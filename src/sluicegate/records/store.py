@@ -19,6 +19,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
 from operator import add
+from typing import Any
 
 from sqlalchemy import Connection, Executable, Table, case, delete, literal, or_, select, update
 from sqlalchemy.dialects import postgresql, sqlite
@@ -112,6 +113,10 @@ class Records:
     async def requests(self, question: Question, limit: int = PAGE, after: str = "") -> RequestPage:
         """Requests that fit, the newest first. Raises ValueError for a question that cannot be."""
         return await self._database.call(lambda connection: queries.request_page(connection, question, limit, after), reading=True)
+
+    async def request(self, request_id: str) -> dict[str, Any] | None:
+        """One request, by its id."""
+        return await self._database.call(lambda connection: queries.request(connection, request_id), reading=True)
 
     async def build_sums(self) -> int:
         """Sums up days of which there are rows only; returns how many requests they had. Each is a transaction."""
