@@ -465,3 +465,43 @@ async def test_learned_tables_are_sums(desk: Desk) -> None:
 async def test_ping_answers(desk: Desk) -> None:
     """A ledger that is there says nothing."""
     await desk.ledger.ping()
+
+
+# -- looking at holds ---------------------------------------------------------------------------------------------------------------------
+
+
+async def test_holds_are_read_in_pages(desk: Desk) -> None:
+    """By expiry and id, each once, whatever the size of a page; with what they hold, and what makes it up."""
+    refs = desk.refs(desk.window(10**6), desk.concurrent(99))
+    for i in range(7):
+        await desk.admit(refs, 100, 1500, 1, 0, hold_id=f"h{i}", output=(1, 4, 4))
+    for limit in (1, 3, 100):
+        seen: list[str] = []
+        after = (0, "")
+        while page := await desk.ledger.holds("t", after, limit):
+            assert len(page) <= limit
+            seen += [hold.hold_id for hold in page]
+            after = page[-1].expires_ms, page[-1].hold_id
+        assert sorted(seen) == [f"h{i}" for i in range(7)]
+    one = await desk.ledger.hold("t", "h3")
+    assert one is not None and one == (await desk.holds())["h3"]
+    assert (one.state, one.g, one.tag) == ("open", 4, "tag-h3")
+    assert [(kind, fixed, rate) for _, kind, fixed, rate in one.claims] == [("w", 100, 1500), ("o", 1, 0)]
+    assert [amount for _, amount in one.amounts] == [106, 1]
+    assert await desk.ledger.holds("other", (0, ""), 10) == [] and await desk.ledger.hold("t", "none") is None
+    await desk.settle(refs, 5, 0, hold_id="h3")
+    assert await desk.ledger.hold("t", "h3") is None
+
+
+async def test_a_hold_that_is_put_to_its_end_is_charged_by_the_next_sweep(desk: Desk) -> None:
+    """A renewal for no time ends it: it shows as expired, a settle that comes after all corrects the charge, and what it reserved is free."""
+    refs = desk.refs(desk.window(1000), desk.concurrent(9))
+    await desk.admit(refs, 100, 1000, 1, 0, output=(1, 50, 50))
+    await desk.ledger.renew("t", ["h"], 0)
+    swept = await desk.ledger.sweep(64)
+    assert [one.hold_id for one in swept] == ["h"]
+    assert await desk.states(refs) == [(150, 0), (0, 0)]
+    found = await desk.ledger.hold("t", "h")
+    assert found is not None and found.state == "expired_held"
+    assert await desk.settle(refs, 110, 0) == "late"
+    assert await desk.states(refs) == [(110, 0), (0, 0)]

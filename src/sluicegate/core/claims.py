@@ -157,6 +157,7 @@ class HoldView(msgspec.Struct):
     seen: int
     expires_ms: int
     amounts: tuple[tuple[str, int], ...]  # counter key, held or charged
+    claims: tuple[tuple[str, Kind, int, int], ...] = ()  # counter key, kind, fixed, rate: what any other grant would take
 
 
 class CounterView(msgspec.Struct):

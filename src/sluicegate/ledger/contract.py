@@ -88,6 +88,17 @@ class Ledger(Protocol):
 
     async def show(self) -> tuple[list[CounterView], list[HoldView]]: ...
 
+    async def holds(self, tree: str, after: tuple[int, str], limit: int) -> list[HoldView]:
+        """The records of a tree's holds by expiry and id, behind one of these; expired ones and markers too. None: there are no more.
+
+        A renewal moves a hold behind all others: it may be met twice on the way through, and is never missed.
+        """
+        ...
+
+    async def hold(self, tree: str, hold_id: str) -> HoldView | None:
+        """One of them; None: it has ended, or never was."""
+        ...
+
     # -- recovery --
 
     async def claim(self, records: str, before: str, ttl_ms: int) -> str:

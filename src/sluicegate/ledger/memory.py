@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import heapq
 import secrets
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeVar
@@ -186,6 +187,15 @@ class MemoryLedger(Trees):
         counters = [counter_view(key, kind, state) for key, (kind, state, _) in book.counters.items() if book.counter(key) is not None]
         holds = [hold_view(hold_id, hold, expires_ms) for tree in book.holds.values() for hold_id, (hold, expires_ms) in tree.items()]
         return counters, holds
+
+    async def holds(self, tree: str, after: tuple[int, str], limit: int) -> list[HoldView]:
+        holds = self._now().holds.get(tree, {})
+        places = sorted((expires_ms, hold_id) for hold_id, (_, expires_ms) in holds.items())
+        return [hold_view(hold_id, holds[hold_id][0], expires_ms) for expires_ms, hold_id in places[bisect_right(places, after) :][:limit]]
+
+    async def hold(self, tree: str, hold_id: str) -> HoldView | None:
+        found = self._now().holds.get(tree, {}).get(hold_id)
+        return hold_view(hold_id, *found) if found is not None else None
 
     def incarnation(self, tree: str) -> str:
         return self._incarnation

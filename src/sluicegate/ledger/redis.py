@@ -33,9 +33,11 @@ from sluicegate.core.claims import (
     Settlement,
     Swept,
 )
+from sluicegate.ledger import redis_commands
 from sluicegate.ledger.address import Address, Place
 from sluicegate.ledger.contract import LedgerRecovering, LedgerUnavailable, TreeState
 from sluicegate.ledger.link import Command, Link, Log, Run, pack, raw
+from sluicegate.ledger.redis_commands import command, hashes, scan, unlink
 from sluicegate.ledger.redis_scripts import (
     LOST,
     REPLIES,
@@ -52,12 +54,11 @@ from sluicegate.ledger.redis_scripts import (
     read_swept,
     view_counter,
 )
-from sluicegate.ledger.topology import COMMON, Caller, Finder, Topology
+from sluicegate.ledger.topology import COMMON, Finder, Topology
 from sluicegate.ledger.trees import Trees, failed, prefix, recovering
 from sluicegate.ledger.views import hold_view
 
 DAMAGE = ("WRONGTYPE", "not an integer", " input", "attempt to ")  # in errors of scripts that come from what they found
-SCAN_COUNT = 1_000
 SEEDS_AT_ONCE = 100  # counters that one call of a script makes
 TREES_AT_ONCE = 64  # swept in one go; Redis works on each of them for up to a millisecond
 
@@ -279,23 +280,29 @@ class RedisLedger(Trees):
         """Of every tree in the database, those no longer configured too. Looks at one key after another, so figures may differ by a moment."""
         counters, holds = [], []
         for node in self.topology.masters():
-            keys = sorted(await _scan(node.back, "sg1:{*"))
-            counters += [view_counter(key, fields) for key, fields in await _hashes(node.back, [key for key in keys if "}:c:" in key]) if fields]
-            for key, records in await _hashes(node.back, [key for key in keys if key.endswith("}:holds")]):
-                expiries = await _command(node.back, "ZRANGE", key.removesuffix("holds") + "expiry", 0, -1, "WITHSCORES")
+            keys = sorted(await scan(node.back, "sg1:{*"))
+            counters += [view_counter(key, fields) for key, fields in await hashes(node.back, [key for key in keys if "}:c:" in key]) if fields]
+            for key, records in await hashes(node.back, [key for key in keys if key.endswith("}:holds")]):
+                expiries = await command(node.back, "ZRANGE", key.removesuffix("holds") + "expiry", 0, -1, "WITHSCORES")
                 expires_ms = {hold_id: int(ms) for hold_id, ms in zip(expiries[::2], expiries[1::2], strict=True)}
                 holds += [hold_view(id_.decode(), read_hold(record), expires_ms[id_]) for id_, record in records.items() if id_ in expires_ms]
         return counters, holds
+
+    async def holds(self, tree: str, after: tuple[int, str], limit: int) -> list[HoldView]:
+        return await redis_commands.holds(self.topology.route(tree).back, prefix(tree), after, limit)
+
+    async def hold(self, tree: str, hold_id: str) -> HoldView | None:
+        return await redis_commands.hold(self.topology.route(tree).back, prefix(tree), hold_id)
 
     # -- recovery --
 
     async def claim(self, records: str, before: str, ttl_ms: int) -> str:
         """Of two who claim it at once the later one has it; the other one sees that at its next claim."""
         back, key = self.topology.route(COMMON).back, prefix(COMMON) + "records"
-        (found,) = await _command(back, "MGET", key)
+        (found,) = await command(back, "MGET", key)
         owner = (found or b"").decode()
         if owner in ("", records, before):
-            await _command(back, "SET", key, records, "PX", ttl_ms)
+            await command(back, "SET", key, records, "PX", ttl_ms)
             return records
         return owner
 
@@ -304,19 +311,19 @@ class RedisLedger(Trees):
         return node.run.run_id if node is not None else ""
 
     async def seq(self, tree: str, epoch: str) -> int:
-        (found,) = await _command(self.topology.route(tree).back, "MGET", f"{prefix(tree)}e:{epoch}")  # which has nothing to say of other types
+        (found,) = await command(self.topology.route(tree).back, "MGET", f"{prefix(tree)}e:{epoch}")  # which has nothing to say of other types
         return int(found) if found is not None and found.isdigit() else 0
 
     async def seed(self, tree: str, epoch: str, counters: Sequence[Seed]) -> int:
         of_tree = escaped(prefix(tree))
         new = _Tree(self, tree, TreeState(epoch, 0, open=False))
         back = new.route.back
-        await _unlink(back, await _scan(back, f"{of_tree}e:*"))  # from here on nobody can write to what is being wiped
-        await _unlink(back, await _scan(back, f"{of_tree}*"))
-        await _command(back, "HSET", new.keys[0], "", "")
-        await _command(back, "ZADD", new.keys[2], "+inf", "")
+        await unlink(back, await scan(back, f"{of_tree}e:*"))  # from here on nobody can write to what is being wiped
+        await unlink(back, await scan(back, f"{of_tree}*"))
+        await command(back, "HSET", new.keys[0], "", "")
+        await command(back, "ZADD", new.keys[2], "+inf", "")
         await self._fill(new, counters, known=-1)
-        await _command(back, "SET", new.keys[3], 1)
+        await command(back, "SET", new.keys[3], 1)
         return 1
 
     async def fill(self, tree: str, counters: Sequence[Seed]) -> None:
@@ -349,9 +356,9 @@ class RedisLedger(Trees):
 
     def _call(self, verb: str, tree: _Tree, refs: tuple[Ref, ...], *arguments: bytes) -> "asyncio.Future[list[Any]]":
         """A verb that is not on a request's path, on the connection for these."""
-        command = tree.others[verb]
+        script = tree.others[verb]
         keys = (*tree.keys, *(ref.key for ref in refs), *tree.guard)
-        return tree.route.back.call(command, head(command, keys, arguments, 0))
+        return tree.route.back.call(script, head(script, keys, arguments, 0))
 
     async def _fill(self, tree: _Tree, seeds: Sequence[Seed], known: int) -> None:
         """known: -1 while there is no epoch yet."""
@@ -385,37 +392,3 @@ def _finder(place: Place, timeout_s: float) -> Finder | None:
     from sluicegate.ledger.discovery import Discovery  # noqa: PLC0415
 
     return Discovery(place, timeout_s)
-
-
-# -- commands that are not scripts --
-
-
-async def _command(link: Caller, *args: str | bytes | int) -> Any:
-    return await link.call(raw(str(args[0])), pack(*args))
-
-
-async def _hashes(link: Caller, keys: list[str]) -> list[tuple[str, dict[bytes, bytes]]]:
-    found = []
-    for start in range(0, len(keys), SCAN_COUNT):
-        some = keys[start : start + SCAN_COUNT]
-        calls = [link.call(raw("HGETALL"), pack("HGETALL", key)) for key in some]
-        for key, call in zip(some, calls, strict=True):
-            fields = await call
-            found.append((key, dict(zip(fields[::2], fields[1::2], strict=True))))
-    return found
-
-
-async def _unlink(link: Caller, keys: set[str]) -> None:
-    some = list(keys)
-    for start in range(0, len(some), SCAN_COUNT):
-        await _command(link, "UNLINK", *some[start : start + SCAN_COUNT])
-
-
-async def _scan(link: Caller, pattern: str) -> set[str]:
-    found: set[str] = set()
-    cursor = b"0"
-    while True:
-        cursor, keys = await _command(link, "SCAN", cursor, "MATCH", pattern, "COUNT", SCAN_COUNT)
-        found.update(key.decode() for key in keys)
-        if cursor == b"0":
-            return found

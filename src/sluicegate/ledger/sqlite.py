@@ -180,6 +180,14 @@ class SqliteLedger(Trees):
         await self.ping()
         return await self._beside(lambda connection: sqlite_rows.show(connection, self._clock_ms()))
 
+    async def holds(self, tree: str, after: tuple[int, str], limit: int) -> list[HoldView]:
+        await self.ping()
+        return await self._beside(lambda connection: sqlite_rows.holds(connection, tree, after, limit))
+
+    async def hold(self, tree: str, hold_id: str) -> HoldView | None:
+        await self.ping()
+        return await self._beside(lambda connection: sqlite_rows.hold(connection, tree, hold_id))
+
     def incarnation(self, tree: str) -> str:
         return f"{self._incarnation}-{self._file[1]}" if self._file is not None else ""
 

@@ -278,6 +278,21 @@ def show(connection: sqlite3.Connection, now_ms: int) -> tuple[list[CounterView]
     return counters, [hold_view(hold_id, _decode_hold(record), expires_ms) for hold_id, record, expires_ms in holds]
 
 
+def holds(connection: sqlite3.Connection, tree: str, after: tuple[int, str], limit: int) -> list[HoldView]:
+    """Holds of a tree by expiry and id, behind one."""
+    behind = "tree = ? AND (expires_ms, hold_id) > (?, ?) AND hold_id != ''"
+    sql = f"SELECT hold_id, record, expires_ms FROM holds WHERE {behind} ORDER BY expires_ms, hold_id LIMIT ?"
+    found = connection.execute(sql, (tree, *after, limit))
+    return [hold_view(hold_id, _decode_hold(record), expires_ms) for hold_id, record, expires_ms in found]
+
+
+def hold(connection: sqlite3.Connection, tree: str, hold_id: str) -> HoldView | None:
+    """One of them, if it is there."""
+    sql = "SELECT record, expires_ms FROM holds WHERE tree = ? AND hold_id = ?"
+    found = connection.execute(sql, (tree, hold_id)).fetchone() if hold_id else None
+    return hold_view(hold_id, _decode_hold(found[0]), found[1]) if found else None
+
+
 def forget(connection: sqlite3.Connection, now_ms: int) -> None:
     """Deletes counters that have expired, in short transactions; from the index first, which a clock that is put back must not find ahead of them."""
     with transaction(connection):

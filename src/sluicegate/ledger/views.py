@@ -15,4 +15,5 @@ def hold_view(hold_id: str, hold: book.Hold, expires_ms: int) -> HoldView:
     """What a hold holds, or was charged when it expired."""
     taken = book.charged if hold.state.startswith("expired") else book.held
     amounts = tuple((claim.key, taken(hold, claim)) for claim in hold.claims)
-    return HoldView(hold_id, hold.tag, hold.state, hold.g, hold.seen, expires_ms, amounts)
+    claims = tuple((claim.key, claim.kind, claim.fixed, claim.rate) for claim in hold.claims)
+    return HoldView(hold_id, hold.tag, hold.state, hold.g, hold.seen, expires_ms, amounts, claims)
