@@ -138,9 +138,10 @@ class Calls:
                 call.put_back(attempt.via.streamed(body))
                 return await self._first_output(trip, attempt, request, whole=True)
             attempt.body, attempt.answer = answer.body or body, answer
-            attempt.meter = self._text_meter(attempt, request)
-            for delta in answer.deltas:
-                attempt.meter.add(delta)
+            if deployment.visible or not attempt.reported_whole(trip.policy):  # else nobody asks how much was seen of it
+                attempt.meter = self._text_meter(attempt, request)
+                for delta in answer.deltas:
+                    attempt.meter.add(delta)
             return None
         if not answer.readable:
             log.warning(

@@ -323,12 +323,11 @@ class Gateway:
     def _learn(self, trip: Trip, attempt: Attempt) -> None:
         """Takes the figures of a complete answer, for estimates and bounds to come."""
         usage, meter, plan, request = attempt.usage, attempt.meter, trip.plan, trip.request
-        if usage is None or meter is None or plan is None or request is None or not request.shown:
+        if usage is None or plan is None or request is None or not request.shown:
             return
         if not attempt.deployment.visible:
-            self._learned.observe_later(attempt.figures, usage, meter, plan.model, attempt.deployment, plan.key, attempt.cut_short)
-            return
-        if self._learned.observe(
+            self._learned.observe_later(attempt.figures, usage, plan.model, attempt.deployment, plan.key, attempt.cut_short)
+        elif meter is not None and self._learned.observe(
             attempt.figures, usage, meter, model=plan.model, deployment=attempt.deployment, key=plan.key, truncated=attempt.cut_short
         ):
             self._notices.overrun(attempt.deployment.id)

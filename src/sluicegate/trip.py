@@ -153,7 +153,7 @@ class Attempt:
         """A cap ended one of the choices."""
         if self.relay is not None:
             return "length" in self.relay.finishes.values()
-        return self.answer is not None and any(reason == "length" for _, reason in self.answer.finishes)
+        return self.answer is not None and "length" in [reason for _, reason in self.answer.finishes]
 
     @property
     def record(self) -> AttemptRecord:
@@ -173,12 +173,16 @@ class Attempt:
             charge.output_tokens,
         )
 
+    def reported_whole(self, policy: Policy) -> bool:
+        """What the upstream says that it used is all that counts, if its answer is complete."""
+        return self.usage is not None and is_whole(self.usage) and policy.cost_source != "provider_only"
+
     def settled_at(self, policy: Policy) -> Charge:
         """What this attempt is charged."""
         if self.billed == "no" or not self.written:
             return NOTHING
         deployment, meter, usage = self.deployment, self.meter, self.usage
-        if usage is not None and is_whole(usage) and self.ended == "complete" and policy.cost_source != "provider_only":
+        if usage is not None and self.reported_whole(policy) and self.ended == "complete":
             return reported(usage, self.price)
         return settle_figures(
             usage,

@@ -8,6 +8,8 @@ that saw them.
 Fails with BadRequest: input that no figure bounds, and amounts too large to be counted exactly.
 """
 
+from collections import Counter, defaultdict
+
 import msgspec
 
 from sluicegate.core.learned import Histogram, Largest, Mean, bucket_of
@@ -72,6 +74,9 @@ class _Known:
         self.delta = Largest(LAST_OUTPUTS)  # output that came in one delta
 
 
+_Answer = tuple[Figures, Usage, Model, Deployment, Key, bool]  # complete; the last: cut by a cap
+
+
 class Learned:
     """Figures for requests, and what complete usages have taught; one per worker."""
 
@@ -81,7 +86,7 @@ class Learned:
         self._deltas: dict[str, int] = {}  # by deployment, as other workers tell
         self._outputs: dict[str, Histogram] = {}
         self._names: dict[tuple[str, str], tuple[str, str]] = {}
-        self._unlearned: list[tuple[Figures, Usage, Meter, Model, Deployment, Key, bool]] = []
+        self._unlearned: list[_Answer] = []
 
     # -- figures --------------------------------------------------------------------------------------------------------------------------
 
@@ -98,11 +103,9 @@ class Learned:
 
     def _input(self, request: Request, deployment: Deployment) -> Figures:
         known = self._known.get(deployment.id)
-        characters = text_bytes = 0
-        for text in request.texts:
-            length = len(text)
-            characters += length
-            text_bytes += length if text.isascii() else size(text)
+        characters = text_bytes = sum(map(len, request.texts))
+        if not all(map(str.isascii, request.texts)):
+            text_bytes = sum(map(size, request.texts))
         framing = PER_MESSAGE * request.messages + PER_REQUEST
         in_tokens = bool(deployment.tokenizer) and characters <= TEXT_MAX
         if in_tokens:
@@ -182,31 +185,24 @@ class Learned:
         """Learns the largest delta of a stream, however it ended."""
         self._of(deployment).delta.add(largest)
 
-    def observe_later(self, figures: Figures, usage: Usage, meter: Meter, model: Model, deployment: Deployment, key: Key, truncated: bool) -> None:
-        """As `observe`, some at a time, for a deployment whose answers decide nothing at once: a loop costs a third of as many single calls."""
-        self._unlearned.append((figures, usage, meter, model, deployment, key, truncated))
+    def observe_later(self, figures: Figures, usage: Usage, model: Model, deployment: Deployment, key: Key, truncated: bool) -> None:
+        """As `observe`, some at a time, for a deployment whose answers decide nothing at once: that costs a quarter of as many single calls."""
+        self._unlearned.append((figures, usage, model, deployment, key, truncated))
         if len(self._unlearned) >= AT_ONCE:
             self._learn_all()
 
     def _learn_all(self) -> None:
-        for figures, usage, meter, model, deployment, key, truncated in self._unlearned:
-            self.observe(figures, usage, meter, model=model, deployment=deployment, key=key, truncated=truncated)
-        self._unlearned.clear()
+        answers, self._unlearned = self._unlearned, []
+        self._learn(answers)
 
     def observe(self, figures: Figures, usage: Usage, meter: Meter, *, model: Model, deployment: Deployment, key: Key, truncated: bool) -> bool:
         """Learns from a complete usage. truncated: the answer was cut by a cap. True if the deployment is capped from now on."""
         if usage.input_tokens is None or usage.output_tokens is None:
             return False
-        known = self._of(deployment)
-        if figures.plain and figures.text_bytes and usage.input_tokens:
-            self._observe_input(known, figures, usage.input_tokens)
-        written = usage.output_tokens
-        if written and not truncated:
-            bucket = bucket_of(-(-written // figures.choices))
-            for name in self._tables(model, key):
-                (self._outputs.get(name) or self._new(name)).add(bucket)
+        self._learn([(figures, usage, model, deployment, key, truncated)])
         if not deployment.visible:
             return False
+        written, known = usage.output_tokens, self._of(deployment)
         # Where events can be metered, text alone proves nothing: the vocabulary may be another one than the model's.
         judged = meter.by_event == deployment.provider.token_per_event
         if judged and 10 * written > 11 * meter.seen + 10 * HIDDEN_FLAT:
@@ -224,22 +220,24 @@ class Learned:
             known = self._known[deployment.id] = _Known()
         return known
 
-    def _observe_input(self, known: _Known, figures: Figures, reported: int) -> None:
-        text_tokens = max(0, reported - figures.framing)
-        if text_tokens > figures.text_bytes + ADDED_MAX:
-            return  # not believed: one absurd report would shut everybody out, since no other could then push it out again
-        long = figures.text_bytes >= SHORT_TEXT
-        if figures.in_tokens:
-            if long:
-                known.ratio.add(-(-(text_tokens - known.added.value) * 1000 // max(1, figures.counted)))
-            else:
-                known.added.add(max(0, text_tokens - figures.counted))
-            return
-        known.mean.add(text_tokens, figures.counted)
-        if long:
-            known.density.add(-(-text_tokens * 1000 // figures.text_bytes))
-        else:
-            known.added.add(max(0, text_tokens - figures.text_bytes))
+    def _learn(self, answers: list[_Answer]) -> None:
+        """Learns from some answers together: what they say of each deployment's input, and of each model's output."""
+        inputs: dict[str, list[tuple[Figures, int]]] = defaultdict(list)
+        outputs: dict[tuple[str, str], list[int]] = defaultdict(list)
+        for figures, usage, model, deployment, key, truncated in answers:
+            read, written = usage.input_tokens, usage.output_tokens
+            if read is None or written is None:
+                continue
+            if read and figures.plain and figures.text_bytes:
+                inputs[deployment.id].append((figures, read))
+            if written and not truncated:
+                outputs[self._tables(model, key)].append(bucket_of(-(-written // figures.choices)))
+        for name, some in inputs.items():
+            _learn_inputs(self._known.setdefault(name, _Known()), some)
+        for names, buckets in outputs.items():
+            for bucket, samples in Counter(buckets).items():
+                for name in names:
+                    (self._outputs.get(name) or self._new(name)).add(bucket, samples)
 
     def _tables(self, model: Model, key: Key) -> tuple[str, str]:
         """The names of the histograms that a key's answers count in: of its tenant, of all."""
@@ -282,6 +280,37 @@ class Learned:
         for name, outputs in self._outputs.items():
             if name in sums:
                 outputs.absorb(sums[name])
+
+
+def _learn_inputs(known: _Known, some: list[tuple[Figures, int]]) -> None:
+    """Learns from what a deployment has reported of its input. The largest figure stays as long as the last would: a little longer, never less."""
+    parts, wholes, expected = 0, [], known.added.value
+    ratios, densities, added = [], [], []
+    for figures, read in some:
+        text_bytes, counted = figures.text_bytes, figures.counted
+        tokens = read - figures.framing if read > figures.framing else 0
+        if tokens > text_bytes + ADDED_MAX:
+            continue  # not believed: one absurd report would shut everybody out, since no other could then push it out again
+        if figures.in_tokens:
+            if text_bytes >= SHORT_TEXT:
+                ratios.append(-(-(tokens - expected) * 1000 // (counted or 1)))
+            else:
+                added.append(tokens - counted)
+            continue
+        parts += tokens
+        wholes.append(counted)
+        if text_bytes >= SHORT_TEXT:
+            densities.append(-(-tokens * 1000 // text_bytes))
+        else:
+            added.append(tokens - text_bytes)
+    if wholes:
+        known.mean.add(parts, sum(wholes), len(wholes))
+    if ratios:
+        known.ratio.add(max(ratios), len(ratios))
+    if densities:
+        known.density.add(max(densities), len(densities))
+    if added:
+        known.added.add(max(0, *added), len(added))
 
 
 def _tenant(key: Key) -> str:

@@ -6,6 +6,7 @@ They are read on the path of every request, so reading is cheap, and there is an
 import itertools
 import math
 from collections import deque
+from functools import lru_cache
 
 _STEPS = 8  # buckets per doubling: 9 % wide
 _AGAIN = 20  # a percentile is worked out again when this part of the samples is new: 1 in 20
@@ -22,13 +23,13 @@ class Largest:
         self._last = last
         self._peaks: deque[tuple[int, int]] = deque()  # (number, value), values falling: each the largest of all from it on
 
-    def add(self, value: int) -> None:
-        """One more value."""
+    def add(self, value: int, of: int = 1) -> None:
+        """One more value. of: it is the largest of so many, which are forgotten together, with the last of them."""
         peaks = self._peaks
         while peaks and peaks[-1][1] <= value:
             peaks.pop()
-        peaks.append((self.count, value))
-        self.count += 1
+        self.count += of
+        peaks.append((self.count - 1, value))
         if peaks[0][0] < self.count - self._last:
             peaks.popleft()
         self.value = peaks[0][1]
@@ -45,10 +46,10 @@ class Mean:
         self._last = last
         self._pairs = self._parts = self._wholes = 0
 
-    def add(self, part: int, whole: int) -> None:
-        """One more pair. Old pairs fade: at twice `last` all sums are halved."""
-        self.count += 1
-        self._pairs += 1
+    def add(self, part: int, whole: int, pairs: int = 1) -> None:
+        """One more pair, or the sums of several. Old pairs fade: at twice `last` all sums are halved."""
+        self.count += pairs
+        self._pairs += pairs
         self._parts += part
         self._wholes += whole
         if self._pairs >= 2 * self._last:
@@ -58,6 +59,7 @@ class Mean:
         self.milli = -(-self._parts * 1000 // self._wholes) if self._wholes else 0
 
 
+@lru_cache(4096)
 def bucket_of(value: int) -> int:
     """The bucket of a histogram that a value falls into."""
     return int(math.log2(value) * _STEPS) if value > 1 else 0
@@ -77,11 +79,11 @@ class Histogram:
         self._new = 0
         self._p95: int | None = None
 
-    def add(self, bucket: int) -> None:
-        """One more sample, by its bucket."""
-        self.fresh[bucket] = self.fresh.get(bucket, 0) + 1
-        self.samples += 1
-        self._new += 1
+    def add(self, bucket: int, samples: int = 1) -> None:
+        """One more sample, or several, by their bucket."""
+        self.fresh[bucket] = self.fresh.get(bucket, 0) + samples
+        self.samples += samples
+        self._new += samples
         self.wanted = True
         if self._new * _AGAIN >= self.samples:
             self._p95 = None

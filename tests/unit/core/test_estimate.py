@@ -187,6 +187,23 @@ def test_what_a_provider_adds_is_added() -> None:
 
 
 @pytest.mark.parametrize("deployment", [PLAIN, TOKENS])
+@given(answers=st.lists(st.tuples(st.booleans(), st.integers(1, 700), st.integers(0, 50)), max_size=100))
+def test_learned_together(deployment: Deployment, answers: list[tuple[bool, int, int]]) -> None:
+    """What is learned some at a time gives the same estimates as one by one, and bounds that are never below those."""
+    one_by_one, together = Learned(), Learned()
+    for short, read, written in answers:
+        asked = request("hi") if short else request()
+        observe(one_by_one, Usage(read, written), asked=asked, deployment=deployment)
+        together.observe_later(figures(None, asked, deployment), Usage(read, written), MODEL, deployment, key(), False)
+    tables = one_by_one.increments(), together.increments()
+    assert tables[0] == tables[1]
+    for asked in (request("hi"), request()):
+        one, other = figures(one_by_one, asked, deployment), figures(together, asked, deployment)
+        assert (one.input_estimate, one.aim) == (other.input_estimate, other.aim)
+        assert one.input_bound <= other.input_bound
+
+
+@pytest.mark.parametrize("deployment", [PLAIN, TOKENS])
 @pytest.mark.parametrize("asked", [request("hi"), request()])
 def test_absurd_reports_teach_nothing(deployment: Deployment, asked: Request) -> None:
     """More tokens than bytes, and a large system prompt beside them, are not believed: they would shut out everybody else for ever."""

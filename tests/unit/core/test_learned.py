@@ -101,3 +101,26 @@ def test_forgotten_tables_are_forgotten() -> None:
     histogram.take()
     histogram.absorb({})
     assert histogram.samples == 0
+
+
+@given(st.lists(st.lists(st.integers(0, 20), min_size=1, max_size=4)), st.integers(1, 5))
+def test_largest_of_several_at_once(groups: list[list[int]], last: int) -> None:
+    """Values taken together count each, and are forgotten with the last of them: never sooner than they would be alone."""
+    largest, values = Largest(last), []
+    for group in groups:
+        largest.add(max(group), len(group))
+        values += group
+        assert largest.count == len(values)
+        assert max(values[-last:]) <= largest.value <= max(values)
+
+
+def test_several_at_once() -> None:
+    """Sums of pairs make the mean that they make one by one; samples of a bucket count each."""
+    one, together = Mean(10), Mean(10)
+    for part, whole in ((90, 100), (3, 1), (7, 20)):
+        one.add(part, whole)
+    together.add(100, 121, 3)
+    assert (one.milli, one.count) == (together.milli, together.count)
+    histogram = Histogram()
+    histogram.add(5, 3)
+    assert (histogram.samples, histogram.take()) == (3, {"5": 3})
