@@ -22,14 +22,14 @@ import structlog
 
 from sluicegate import journal as journaling
 from sluicegate import leftovers
-from sluicegate.batch import Usage, told
+from sluicegate.batch import sums, told
 from sluicegate.core.claims import RefSet, Settled, Settlement, Swept
 from sluicegate.core.record import Record, Spent
 from sluicegate.journal import Entry, Journal
 from sluicegate.ledger.contract import Ledger, LedgerRecovering, LedgerUnavailable
 from sluicegate.observe.log import StateLog
 from sluicegate.records.requests import Line as Told
-from sluicegate.records.rows import RecordsBehind, RecordsUnavailable, UsageRow
+from sluicegate.records.rows import RecordsBehind, RecordsUnavailable
 from sluicegate.records.store import Records
 
 RETRY_S = 1.0
@@ -71,10 +71,9 @@ class Outbox:
         self._owed: dict[int, Settlement] = {}
         self._failed: dict[int, Line] = {}  # those of them that are not on their way
         self._sent: deque[tuple[asyncio.Future[Settled], Line]] = deque()  # the others
-        self._usage = Usage()
         self._lines: list[Told] = []
         self._too_many = False  # lines to keep: those are in the journal alone
-        self._batch: tuple[int, list[UsageRow], list[Told]] | None = None  # sent to the records, outcome unknown
+        self._batch: tuple[int, list[Told]] | None = None  # sent to the records, outcome unknown
         self._upto = 0  # the records have the usage of all lines up to this one
         self._session = 0  # of the records, in which that was last made sure of
         self._usage_lines: list[int] = []  # that the ledger need not be told of
@@ -124,8 +123,6 @@ class Outbox:
         """For the next batch."""
         if len(self._lines) < LINES_MAX:
             self._lines.append((tree, hold_id, record, spent))
-            if spent is not None:
-                self._usage.add(tree, spent)
         else:
             self._too_many = True
 
@@ -177,14 +174,14 @@ class Outbox:
             if self._too_many:
                 await self._read_back()
             elif self.last_seq > self._upto:
-                self._batch = self.last_seq, self._usage.rows(), self._lines
-                self._usage, self._lines = Usage(), []
+                self._batch = self.last_seq, self._lines
+                self._lines = []
                 await self._add(*self._batch)
 
     async def _read_back(self) -> None:
         """Sends what is in the journal only: a file after the other, in the end what the disk has not taken."""
         upto, writer = self.last_seq, self._journal.writer
-        self._usage, self._lines = Usage(), []
+        self._lines = []
         self._journal.flush()
         unwritten = leftovers.File(Path(), self._journal.unwritten())
         files = leftovers.read_own(self._directory, writer)
@@ -196,10 +193,11 @@ class Outbox:
     async def _add_entries(self, entries: Sequence[Entry], upto: int) -> None:
         some = [entry for entry in entries if self._upto < entry.seq <= upto]
         if some:
-            self._batch = some[-1].seq, *told(some)
+            self._batch = some[-1].seq, told(some)
             await self._add(*self._batch)
 
-    async def _add(self, upto: int, rows: list[UsageRow], lines: list[Told]) -> None:
+    async def _add(self, upto: int, lines: list[Told]) -> None:
+        rows = await asyncio.to_thread(sums, lines)
         try:
             await self._records.add(self._journal.writer, upto, rows, self._upto, lines)
         except RecordsBehind:
@@ -226,8 +224,8 @@ class Outbox:
                 lost = [entry for entry in file.entries if known < entry.seq <= upto]
                 if lost:
                     found += len(lost)
-                    rows, lines = told(lost)
-                    await self._records.add(writer, lost[-1].seq, rows, known, lines)
+                    lines = told(lost)
+                    await self._records.add(writer, lost[-1].seq, sums(lines), known, lines)
                     known = lost[-1].seq
             await self._records.add(writer, upto, [], known)
             log.warning("records had lost usage", added_lines=found, lost_lines=upto - had - found)
@@ -408,8 +406,8 @@ class Outbox:
         written = await self._records.written(writer)
         if written >= upto:
             return
-        rows, lines = told([entry for entry in file.entries if entry.seq > written])
-        await self._records.add(writer, upto, rows, 0, lines)
+        lines = told(entry for entry in file.entries if entry.seq > written)
+        await self._records.add(writer, upto, sums(lines), 0, lines)
 
 
 def _by_tree(lines: Iterable[Line]) -> dict[str, list[Line]]:

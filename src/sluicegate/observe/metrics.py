@@ -7,6 +7,7 @@ comes later counts under "other". Durations are microseconds, money nano-USD.
 """
 
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Callable
 
 import msgspec
@@ -38,6 +39,13 @@ class Histogram(msgspec.Struct):
         """Counts one duration."""
         self.counts[bisect_left(self.bounds, value_us)] += 1
         self.sum_us += value_us
+
+    def observe_all(self, values_us: list[int]) -> None:
+        """Counts several."""
+        bounds, counts = self.bounds, self.counts
+        for value_us in values_us:
+            counts[bisect_left(bounds, value_us)] += 1
+        self.sum_us += sum(values_us)
 
     def add(self, other: "Histogram") -> None:
         """Adds another worker's. One with other bounds (a release before or after ours) is left out."""
@@ -157,8 +165,14 @@ class Metrics:
             self._count_all()
 
     def _count_all(self) -> None:
+        totals: dict[str, list[int]] = defaultdict(list)
         for record in self._uncounted:
             self._count_one(record)
+            for attempt in record.attempts:
+                totals[attempt.deployment].append(attempt.duration_us)
+        self._overhead.observe_all([record.overhead_us for record in self._uncounted if record.attempts])
+        for deployment, durations_us in totals.items():
+            self._upstream(deployment).total.observe_all(durations_us)
         self._uncounted.clear()
 
     def _count_one(self, record: Record) -> None:
@@ -176,12 +190,8 @@ class Metrics:
             self._count(self._refusals, record.refusal)
         if record.truncated:
             self._count(self._truncations, record.truncated)
-        if record.attempts:
-            self._overhead.observe(record.overhead_us)
-            for attempt in record.attempts:
-                self._upstream(attempt.deployment).total.observe(attempt.duration_us)
-            if record.first_byte_us:
-                self._upstream(record.deployment).first_byte.observe(record.first_byte_us)
+        if record.first_byte_us and record.attempts:
+            self._upstream(record.deployment).first_byte.observe(record.first_byte_us)
 
     def ledger(self, verb: str, duration_us: int) -> None:
         """Counts one call of the ledger."""
