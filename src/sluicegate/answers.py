@@ -140,9 +140,12 @@ def _common(trip: Trip, now: float) -> bytes:
     if trip.attempts:
         lines += _ATTEMPTS % ",".join([f"{a.deployment.id}:{a.outcome}" for a in trip.attempts]).encode()
     if trip.plan is not None and trip.reply is not None and trip.refset is not None:
-        lines += refusals.ratelimit_lines(trip.plan.template.shown, trip.refset, trip.reply)
-        if trip.plan.template.marked:
-            lines += _warning(trip)
+        template, states = trip.plan.template, trip.reply.states
+        lines += refusals.ratelimit_lines(template.shown, trip.refset, trip.reply)
+        if states:
+            for i, least, _ in template.marked:
+                if states[i][0] >= least:
+                    return lines + _warning(trip)
     return lines
 
 

@@ -6,6 +6,7 @@ the output tokens said to be affordable are the minimum over all limits.
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Literal, get_args
 
 import msgspec
@@ -297,7 +298,12 @@ def duration(length_ms: int) -> str:
     """A length in OpenAI's format: `20ms`, `1s`, `6m0s`, `26h3m0s`; seconds are rounded up."""
     if length_ms < 1000:
         return f"{length_ms}ms" if length_ms > 0 else "0s"
-    minutes, seconds = divmod(-(-length_ms // 1000), 60)
+    return _whole_seconds(-(-length_ms // 1000))
+
+
+@lru_cache(4096)
+def _whole_seconds(length_s: int) -> str:
+    minutes, seconds = divmod(length_s, 60)
     if not minutes:
         return f"{seconds}s"
     hours, minutes = divmod(minutes, 60)
@@ -309,10 +315,10 @@ def duration(length_ms: int) -> str:
 
 Shown = Sequence[tuple[int, Sequence[tuple[int, int, bool]]]]  # 0 requests, 1 tokens; then index, amount, whether holds count beside what is used
 
-_FORMS = (
-    (b"\r\nx-ratelimit-limit-requests: %d\r\nx-ratelimit-remaining-requests: %d", b"\r\nx-ratelimit-reset-requests: %b"),
-    (b"\r\nx-ratelimit-limit-tokens: %d\r\nx-ratelimit-remaining-tokens: %d", b"\r\nx-ratelimit-reset-tokens: %b"),
-)
+_FORM = b"\r\nx-ratelimit-limit-%b: %%d\r\nx-ratelimit-remaining-%b: %%d"
+_RESET = b"\r\nx-ratelimit-reset-%b: %%b"
+_UNITS = (b"requests", b"tokens")
+_FORMS = tuple((_FORM % (unit, unit), (_FORM + _RESET) % (unit, unit, unit)) for unit in _UNITS)  # without and with a reset
 
 
 Marked = Sequence[tuple[int, int, int]]  # index, the lowest amount that is warned about, the limit
@@ -349,12 +355,10 @@ def ratelimit_lines(shown: Shown, refs: RefSet, reply: Reply) -> bytes:
     for unit, limits in shown:
         least, tightest, most = FOR_EVER_MS, 0, 0
         for i, limit, holds in limits:
-            state = states[i]
-            remaining = limit - state[0] - state[1] if holds else limit - state[0]
+            used, held = states[i]
+            remaining = limit - used - held if holds else limit - used
             if remaining < least:
                 least, tightest, most = remaining, i, limit
-        form, form_of_reset = _FORMS[unit]
-        lines += form % (most, least if least > 0 else 0)
         ref = refs.refs[tightest]
         kind = ref.kind
         if kind == "b":
@@ -364,6 +368,7 @@ def ratelimit_lines(shown: Shown, refs: RefSet, reply: Reply) -> bytes:
         elif ref.end_ms:
             reset_ms = ref.end_ms - reply.now_ms
         else:
+            lines += _FORMS[unit][0] % (most, least if least > 0 else 0)
             continue
-        lines += form_of_reset % (b"%dms" % reset_ms if 0 < reset_ms < 1000 else duration(reset_ms).encode())
+        lines += _FORMS[unit][1] % (most, least if least > 0 else 0, duration(reset_ms).encode())
     return lines

@@ -55,7 +55,7 @@ class Counted:
 
     def add(self, tree: str, record: Record) -> None:
         """A request that has ended."""
-        model = _word(record.model) if record.error != UNKNOWN_MODEL else ""
+        model = _word(record.model[:WORD_MAX]) if record.error != UNKNOWN_MODEL else ""
         count(record, self._of((record.time_ms // QUARTER_MS * QUARTER_S, tree, record.key_id, model, record.deployment)))
 
     def take_back(self, tree: str, record: Record) -> None:
@@ -126,16 +126,16 @@ def _row(request_id: str, request: Request) -> tuple[Any, ...]:
         request.tree,
         key_id.partition("/@")[0],
         key_id,
-        _word(record.model),
+        _word(record.model[:WORD_MAX]),
         deployment,
         deployment.partition("/")[0],
         record.dialect,
         int(record.stream),
         record.status,
-        _word(record.finish),
+        _word(record.finish[:WORD_MAX]),
         record.refusal,
         record.truncated,
-        _word(record.error),
+        _word(record.error[:WORD_MAX]),
         _encode(record.attempts).decode() if record.attempts else "[]",
         len(record.attempts),
         int(fell_back(record)),
