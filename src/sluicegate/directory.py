@@ -24,6 +24,7 @@ from sluicegate.config.compile_tenants import GLOBAL, Above, TenantTree, below_k
 from sluicegate.config.entries import increased, merged, read_cidr, read_key
 from sluicegate.config.fields import ConfigError
 from sluicegate.config.load import Loaded
+from sluicegate.config.schema import Config
 from sluicegate.core.tenants import Counter, Key, Policy, Scope
 from sluicegate.records import directory as tables
 from sluicegate.records.directory_rows import Found, KeyRow, Tree, Version
@@ -44,6 +45,7 @@ log = structlog.get_logger("directory")
 class Compiled(msgspec.Struct, frozen=True):
     """The file and the directory together."""
 
+    config: Config  # with tenants, overrides and increases of the directory
     policy: Policy  # its keys: those of the file that are not blocked
     blocked_keys: dict[bytes, Key]  # those that are
     trees: dict[str, tuple[Counter, ...]]
@@ -92,7 +94,7 @@ class Directory:
                     trees[above.tree] = tuple(found.values())
             for organization in tree.organizations:
                 trees.setdefault(GLOBAL if tenants.global_limits else organization, ())
-        return Compiled(policy, shut, trees, tenants, {key.id: key for key in keys.values()}, blocked)
+        return Compiled(config, policy, shut, trees, tenants, {key.id: key for key in keys.values()}, blocked)
 
     def use(self, compiled: Compiled) -> None:
         """Keys are looked up below these tenants from now on."""
@@ -111,6 +113,15 @@ class Directory:
         if self.current is not None and key_id in self.current.by_id:
             return self.current.by_id[key_id]
         return next((entry.key for entry in self._entries.values() if entry.key.id == key_id), None)
+
+    async def look_up(self, key_id: str) -> Key | None:
+        """The same, whether this worker knows it or not. Raises RecordsUnavailable."""
+        current = self.current
+        if current is None or key_id in current.by_id:
+            return current.by_id[key_id] if current is not None else None
+        rows = await self.store.call(partial(tables.chain, key_id=key_id), reading=True)
+        above = self._above(rows[-1].owner, current) if rows and not any(row.deleted_ms for row in rows) else None
+        return self._key(rows[0], rows[1:], above, current) if above is not None else None
 
     # -- changes --------------------------------------------------------------------------------------------------------------------------
 
@@ -234,7 +245,7 @@ class Directory:
         """higher: the keys above it, the nearest first."""
         if higher:
             above = below_key(self._key(higher[0], higher[1:], above, current))
-        written = read_key(row.name, row.limits, row.models, row.priority)
+        written = read_key(row.name, row.limits, row.models, row.priority, row.may_create_sub_keys)
         more = [one for one in self.tree.increases if one.scope_id == row.id and one.until_ms > self.time_ms()]
         if more:
             written = written.model_copy(update={"limits": increased(written.limits, more)})

@@ -10,9 +10,10 @@ import hashlib
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
+from sqlalchemy import Connection
 
 from sluicegate.config import entries
 from sluicegate.config.fields import ConfigError, Problem
@@ -20,8 +21,11 @@ from sluicegate.config.load import Loaded
 from sluicegate.core.limits import AMOUNT_MAX
 from sluicegate.directory import Directory
 from sluicegate.records import directory as tables
-from sluicegate.records.directory_rows import IncreaseRow, KeyRow, Missing, OverrideRow, SecretRow, Taken, TenantRow
+from sluicegate.records.directory_rows import IncreaseRow, KeyRow, Missing, SecretRow, Taken, TenantRow
 
+KEY_FIELDS = ("limits", "models", "cidr", "priority", "metadata", "expires_ms", "blocked", "may_create_sub_keys")
+TENANT_FIELDS = ("limits", "models", "priority", "metadata", "blocked")
+OVERRIDE_FIELDS = ("limits", "models", "blocked")
 DEPTH_MAX = 4  # of tenants
 PAGE_MAX = 1_000
 
@@ -38,6 +42,18 @@ class Change(msgspec.Struct, frozen=True):
     before: Fields | None
     after: Fields | None
     secret: str = ""
+
+
+class Witness(Protocol):
+    """Who writes down what is changed."""
+
+    def write(self, connection: Connection, change: Change) -> None:
+        """In the transaction of the change, in the thread of the tables."""
+        ...
+
+    def tell(self) -> None:
+        """It has happened."""
+        ...
 
 
 class Changes:
@@ -62,6 +78,11 @@ class Changes:
         self._new_secret = new_secret
         self._new_id = new_id
 
+    @property
+    def directory(self) -> Directory:
+        """As this worker knows it."""
+        return self._directory
+
     # -- keys -----------------------------------------------------------------------------------------------------------------------------
 
     async def create_key(
@@ -75,6 +96,8 @@ class Changes:
         priority: str = "",
         metadata: Mapping[str, str] | None = None,
         expires_ms: int = 0,
+        may_create_sub_keys: bool = False,
+        witness: Witness | None = None,
     ) -> Change:
         """A key of a tenant, or a sub-key: then `owner` is a key's id, whose limits bind it too."""
         await self._check_owner(owner)
@@ -90,6 +113,7 @@ class Changes:
             dict(metadata or {}),
             expires_ms=expires_ms,
             created_ms=now_ms,
+            may_create_sub_keys=may_create_sub_keys,
         )
         self._check_key(row)
         current = self._directory.current
@@ -97,48 +121,51 @@ class Changes:
             raise Taken(row.id)
         secret = self._new_secret()
         digest = _secret_row(secret, row.id, now_ms)
-        await self._change(partial(tables.create_key, row=row, secret=digest))
-        return Change(None, shown(row, [digest]), secret)
+        made = Change(None, shown(row, [digest]), secret)
+        return await self._change(partial(tables.create_key, row=row, secret=digest), lambda _: made, witness)
 
-    async def update_key(self, key_id: str, **changes: Any) -> Change:
-        """changes: limits, models, cidr, priority, metadata, expires_ms, blocked. A changed amount keeps the count; a limit that is new begins with
-        what was used before."""
-        _only(changes, ("limits", "models", "cidr", "priority", "metadata", "expires_ms", "blocked"))
+    async def update_key(self, key_id: str, *, witness: Witness | None = None, **changes: Any) -> Change:
+        """changes: of KEY_FIELDS. A changed amount keeps the count; a limit that is new begins with what was used before."""
+        _only(changes, KEY_FIELDS)
         before, _ = await self._key(key_id)
         after = msgspec.structs.replace(before, **changes)
         self._check_key(after)
         if _identities(after) - _identities(before):
             changes = {**changes, "late": True}
-        old, new = await self._change(partial(tables.change_key, key_id=key_id, changes=changes))
-        return Change(shown(old), shown(new))
+        return await self._change(
+            partial(tables.change_key, key_id=key_id, changes=changes), lambda pair: Change(shown(pair[0]), shown(pair[1])), witness
+        )
 
-    async def block_key(self, key_id: str, blocked: bool = True) -> Change:
+    async def block_key(self, key_id: str, blocked: bool = True, *, witness: Witness | None = None) -> Change:
         """Its requests are refused from now on, or no more."""
-        return await self.update_key(key_id, blocked=blocked)
+        return await self.update_key(key_id, blocked=blocked, witness=witness)
 
-    async def rotate_key(self, key_id: str, grace_ms: int) -> Change:
+    async def rotate_key(self, key_id: str, grace_ms: int, *, witness: Witness | None = None) -> Change:
         """A new secret; the old ones do for so long."""
         if grace_ms < 0:
             raise _wrong("grace", "must not be negative")
         _, before = await self._key(key_id)
         secret, now_ms = self._new_secret(), self._time_ms()
         work = partial(tables.add_secret, secret=_secret_row(secret, key_id, now_ms), others_end_ms=now_ms + max(1, grace_ms))
-        after: list[SecretRow] = await self._change(work)
-        return Change({"id": key_id, "secrets": _told(before)}, {"id": key_id, "secrets": _told(after)}, secret)
 
-    async def delete_key(self, key_id: str) -> Change:
+        def changed(after: list[SecretRow]) -> Change:
+            return Change({"id": key_id, "secrets": _told(before)}, {"id": key_id, "secrets": _told(after)}, secret)
+
+        return await self._change(work, changed, witness)
+
+    async def delete_key(self, key_id: str, *, witness: Witness | None = None) -> Change:
         """With its sub-keys. What it used stays counted and recorded."""
         await self._key(key_id)
-        row: KeyRow = await self._change(partial(tables.delete_key, key_id=key_id, now_ms=self._time_ms()))
-        return Change(shown(row), None)
+        work = partial(tables.delete_key, key_id=key_id, now_ms=self._time_ms())
+        return await self._change(work, lambda row: Change(shown(row), None), witness)
 
     async def get_key(self, key_id: str) -> Fields:
         """Raises Missing."""
         return shown(*await self._key(key_id))
 
-    async def list_keys(self, below: str = "", after: str = "", limit: int = 100, deleted: bool = False) -> list[Fields]:
-        """Those of the directory, by id, behind one. below: of a tenant or key, with all under it."""
-        work = partial(tables.list_keys, below=below, after=after, limit=min(limit, PAGE_MAX), deleted=deleted)
+    async def list_keys(self, below: str = "", after: str = "", limit: int = 100, deleted: bool = False, blocked: bool | None = None) -> list[Fields]:
+        """Those of the directory, by id, behind one. below: of a tenant or key, with all under it. blocked: only those that are, or are not."""
+        work = partial(tables.list_keys, below=below, after=after, limit=min(limit, PAGE_MAX), deleted=deleted, blocked=blocked)
         return [shown(row, secret) for row, secret in await self._directory.store.call(work, reading=True)]
 
     # -- tenants --------------------------------------------------------------------------------------------------------------------------
@@ -151,8 +178,10 @@ class Changes:
         models: list[str] | None = None,
         priority: str = "",
         metadata: Mapping[str, str] | None = None,
+        kind: str = "",
+        witness: Witness | None = None,
     ) -> Change:
-        """tenant_id: its path."""
+        """tenant_id: its path. kind: `service_account`, or by its depth."""
         parent, _, name = tenant_id.rpartition("/")
         entries.check_name(name)
         current = self._directory.current
@@ -162,24 +191,23 @@ class Changes:
             raise _wrong("id", f"is too deep; there are {DEPTH_MAX} levels")
         if current is not None and tenant_id in current.tenants.at:
             raise Taken(tenant_id)
-        row = TenantRow(tenant_id, parent, limits or [], models, priority, dict(metadata or {}), created_ms=self._time_ms())
+        if kind and not parent:
+            raise _wrong("kind", "cannot be that of an organization")
+        row = TenantRow(tenant_id, parent, limits or [], models, priority, dict(metadata or {}), created_ms=self._time_ms(), kind=kind)
         self._check_tenant(row)
-        await self._change(partial(tables.create_tenant, row=row))
-        return Change(None, msgspec.structs.asdict(row))
+        return await self._change(partial(tables.create_tenant, row=row), lambda _: Change(None, msgspec.structs.asdict(row)), witness)
 
-    async def update_tenant(self, tenant_id: str, **changes: Any) -> Change:
-        """changes: limits, models, priority, metadata, blocked."""
-        _only(changes, ("limits", "models", "priority", "metadata", "blocked"))
+    async def update_tenant(self, tenant_id: str, *, witness: Witness | None = None, **changes: Any) -> Change:
+        """changes: of TENANT_FIELDS."""
+        _only(changes, TENANT_FIELDS)
         before = await self._tenant(tenant_id)
         self._check_tenant(msgspec.structs.replace(before, **changes))
-        old, new = await self._change(partial(tables.change_tenant, tenant_id=tenant_id, changes=changes))
-        return Change(msgspec.structs.asdict(old), msgspec.structs.asdict(new))
+        return await self._change(partial(tables.change_tenant, tenant_id=tenant_id, changes=changes), _changed, witness)
 
-    async def delete_tenant(self, tenant_id: str) -> Change:
+    async def delete_tenant(self, tenant_id: str, *, witness: Witness | None = None) -> Change:
         """Raises Taken while there is something below it."""
         await self._tenant(tenant_id)
-        row: TenantRow = await self._change(partial(tables.delete_tenant, tenant_id=tenant_id))
-        return Change(msgspec.structs.asdict(row), None)
+        return await self._change(partial(tables.delete_tenant, tenant_id=tenant_id), _removed, witness)
 
     async def get_tenant(self, tenant_id: str) -> Fields:
         """Raises Missing."""
@@ -192,21 +220,19 @@ class Changes:
 
     # -- over the file --------------------------------------------------------------------------------------------------------------------
 
-    async def override(self, id: str, limits: list[Any] | None = None, models: list[str] | None = None, blocked: bool | None = None) -> Change:
-        """Puts these over a tenant or key of the file, in the place of an earlier override; None: what the file says."""
-        if not self._in_file(id):
+    async def override(self, id: str, *, witness: Witness | None = None, **changes: Any) -> Change:
+        """Puts something over a tenant or key of the file. changes: of OVERRIDE_FIELDS; None: what the file says."""
+        _only(changes, OVERRIDE_FIELDS)
+        if not self.in_file(id):
             raise Missing(id)
-        row = OverrideRow(id, limits, models, blocked, self._time_ms())
-        self._check(entries.read_tenant(limits or [], models))
-        before: OverrideRow | None = await self._change(partial(tables.set_override, row=row))
-        return Change(msgspec.structs.asdict(before) if before is not None else None, msgspec.structs.asdict(row))
+        self._check(entries.read_tenant(changes.get("limits") or [], changes.get("models")))
+        return await self._change(partial(tables.change_override, id=id, changes=changes, now_ms=self._time_ms()), _changed, witness)
 
-    async def remove_override(self, id: str) -> Change:
+    async def remove_override(self, id: str, *, witness: Witness | None = None) -> Change:
         """What the file says counts again. Raises Missing."""
-        row: OverrideRow = await self._change(partial(tables.remove_override, id=id))
-        return Change(msgspec.structs.asdict(row), None)
+        return await self._change(partial(tables.remove_override, id=id), _removed, witness)
 
-    async def increase(self, scope_id: str, limit: str, amount: int, until_ms: int) -> Change:
+    async def increase(self, scope_id: str, limit: str, amount: int, until_ms: int, reason: str = "", *, witness: Witness | None = None) -> Change:
         """A limit of a tenant or key has so much more (tokens, requests, nano-USD) until then. limit: its identity (config/entries.limit_id)."""
         if not 0 < amount <= AMOUNT_MAX:
             raise _wrong("amount", f"must be from 1 to {AMOUNT_MAX}")
@@ -215,26 +241,34 @@ class Changes:
         known = await self._limits_of(scope_id)
         if limit not in known:
             raise _wrong("limit", f"{limit!r} is none of its limits: {', '.join(sorted(known)) or 'it has none'}")
-        row = IncreaseRow(self._new_id(), scope_id, limit, amount, until_ms)
-        await self._change(partial(tables.add_increase, row=row, now_ms=self._time_ms()))
-        return Change(None, msgspec.structs.asdict(row))
+        row = IncreaseRow(self._new_id(), scope_id, limit, amount, until_ms, reason)
+        work = partial(tables.add_increase, row=row, now_ms=self._time_ms())
+        return await self._change(work, lambda _: Change(None, msgspec.structs.asdict(row)), witness)
 
-    async def remove_increase(self, id: str) -> Change:
+    async def remove_increase(self, id: str, scope_id: str, *, witness: Witness | None = None) -> Change:
         """It is over now. Raises Missing."""
-        row: IncreaseRow = await self._change(partial(tables.remove_increase, id=id))
-        return Change(msgspec.structs.asdict(row), None)
+        return await self._change(partial(tables.remove_increase, id=id, scope_id=scope_id), _removed, witness)
 
     # -- steps ----------------------------------------------------------------------------------------------------------------------------
 
-    async def _change(self, work: Callable[[Any], Any]) -> Any:
-        """A transaction; this worker knows of it afterwards, and the others are told."""
-        directory = self._directory
-        done = await directory.store.call(work)
-        await directory.follow(self._apply)
-        self._publish("config", {"directory": True})
-        return done
+    async def _change(self, work: Callable[[Connection], Any], changed: Callable[[Any], Change], witness: Witness | None) -> Change:
+        """A transaction; this worker knows of it afterwards, and the others are told. changed: what `work` has made of it."""
 
-    def _in_file(self, id: str) -> bool:
+        def whole(connection: Connection) -> Change:
+            change = changed(work(connection))
+            if witness is not None:
+                witness.write(connection, change)
+            return change
+
+        change = await self._directory.store.call(whole)
+        if witness is not None:
+            witness.tell()
+        self._publish("config", {"directory": True})
+        await self._directory.follow(self._apply)
+        return change
+
+    def in_file(self, id: str) -> bool:
+        """Whether the file defines this tenant or key."""
         current = self._directory.current
         if current is None:
             return False
@@ -261,7 +295,7 @@ class Changes:
 
     async def _tenant(self, tenant_id: str) -> TenantRow:
         """Raises Missing; FromFile."""
-        if self._in_file(tenant_id):
+        if self.in_file(tenant_id):
             raise FromFile(tenant_id)
         return await self._directory.store.call(partial(tables.get_tenant, tenant_id=tenant_id), reading=True)
 
@@ -282,7 +316,7 @@ class Changes:
 
     def _check_tenant(self, row: TenantRow) -> None:
         entries.check_metadata(row.metadata)
-        self._check(entries.read_tenant(row.limits, row.models, row.priority))
+        self._check(entries.read_tenant(row.limits, row.models, row.priority, row.kind))
 
     def _check(self, entry: Any) -> None:
         entries.check(self._loaded().config, entry)
@@ -293,6 +327,15 @@ def shown(row: KeyRow, secret: list[SecretRow] | None = None) -> Fields:
     fields = msgspec.structs.asdict(row)
     del fields["late"]
     return fields | ({"secrets": _told(secret)} if secret is not None else {})
+
+
+def _changed(pair: tuple[msgspec.Struct | None, msgspec.Struct | None]) -> Change:
+    before, after = (msgspec.structs.asdict(row) if row is not None else None for row in pair)
+    return Change(before, after)
+
+
+def _removed(row: msgspec.Struct) -> Change:
+    return Change(msgspec.structs.asdict(row), None)
 
 
 def _told(rows: list[SecretRow]) -> list[Fields]:

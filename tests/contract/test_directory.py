@@ -42,9 +42,10 @@ async def test_rows_come_back_as_they_were(store: Directory) -> None:
     assert (found.secret, found.chain) == (secret(row.id), [row])
     assert await ask(store, tables.find, digest="cd" * 32) is None
     tenant, override = TenantRow("acme/team", "acme", ["1 concurrent"], None, "low", {"a": "b"}), OverrideRow("acme", None, ["chat"], True, 7)
-    increase = IncreaseRow("inc", "acme", "usd:month", 2**51, 2**45)
+    increase = IncreaseRow("inc", "acme", "usd:month", 2**51, 2**45, "until the invoice")
     await ask(store, tables.create_tenant, row=tenant)
-    await ask(store, tables.set_override, row=override)
+    changes = {"models": ["chat"], "blocked": True}
+    assert await ask(store, tables.change_override, id="acme", changes=changes, now_ms=7) == (None, override)
     await ask(store, tables.add_increase, row=increase, now_ms=0)
     tree = await ask(store, tables.tree)
     assert (tree.tenants, tree.overrides, tree.increases, tree.organizations, tree.any_keys) == ([tenant], [override], [increase], ["acme"], True)
@@ -78,7 +79,7 @@ async def test_versions_tell_what_has_changed(store: Directory) -> None:
         (tables.change_key, {"key_id": "acme/@none", "changes": {}}, Missing),
         (tables.delete_tenant, {"tenant_id": "none"}, Missing),
         (tables.remove_override, {"id": "none"}, Missing),
-        (tables.remove_increase, {"id": "none"}, Missing),
+        (tables.remove_increase, {"id": "none", "scope_id": "acme"}, Missing),
     ):
         with pytest.raises(error):
             await ask(store, failing, **arguments)

@@ -229,7 +229,7 @@ async def test_what_is_wrong_is_told(tmp_path: Path, call: Any, field: Any) -> N
 
 
 MANY = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 100000) "
-KEYS = MANY + ("INSERT INTO directory_keys SELECT 'acme/@k' || i, 'acme', 'k' || i, '[]', NULL, '[]', '', '{}', 0, 0, 0, 0, 0, 'acme', 0 FROM n")
+KEYS = MANY + ("INSERT INTO directory_keys SELECT 'acme/@k' || i, 'acme', 'k' || i, '[]', NULL, '[]', '', '{}', 0, 0, 0, 0, 0, 0, 'acme', 0 FROM n")
 SECRETS = MANY + "INSERT INTO directory_secrets SELECT printf('%064d', i), 'acme/@k' || i, '', 0, 0 FROM n"
 
 

@@ -60,6 +60,7 @@ class _Compiler(Compiling):
             self.problem(("admin", "key" if admin.key else "key_env"), f"must have at least {ADMIN_KEY_MIN} characters")
         if admin.secret is not None and admin.listen is None and not server.address.on_loopback:
             where = "an address for /admin and /metrics alone, such as 127.0.0.1:8081"
+        self.check_admin_keys()
             self.problem(("admin",), f"needs listen ({where}), since others than this machine can connect to server.listen")
         if admin.listen is not None and admin.address == server.address and server.address.port:
             self.problem(("admin", "listen"), "must be another address than that of server.listen")
@@ -68,6 +69,19 @@ class _Compiler(Compiling):
 
     def check_marks(self, keys: Mapping[bytes, Key], models: Mapping[str, Model]) -> None:
         of_keys = (counter for key in keys.values() for counter in key.counters)
+    def check_admin_keys(self) -> None:
+        admin, known = self.config.admin, {"admin key"}
+        if admin.keys and admin.secret is None:
+            self.problem(("admin", "keys"), "has no effect without admin.key_env")
+        for i, one in enumerate(admin.keys):
+            if (one.key_of_env is None) == (one.sha256 is None):
+                self.problem(("admin", "keys", i), "needs key_env or sha256 (the SHA-256 of the key, in hex), one of them")
+            elif one.key_of_env is not None and len(one.key_of_env.get_secret_value()) < ADMIN_KEY_MIN:
+                self.problem(("admin", "keys", i, "key_env"), f"must have at least {ADMIN_KEY_MIN} characters")
+            if one.name in known:
+                self.problem(("admin", "keys", i, "name"), f"{one.name!r} is the name of another key")
+            known.add(one.name)
+
         of_deployments = (counter for model in models.values() for one in model.deployments for counter in one.counters)
         for prefix, counter in {counter.key_prefix: counter for counter in (*of_keys, *of_deployments)}.items():
             amounts = {mark.amount for mark in counting.marks(counter)}

@@ -63,7 +63,9 @@ class TenantTree(Compiling):
             self.problem(where, f"is too deep; the levels are {' > '.join(_KINDS)}")
             return
         parent = above.path[-1].id + "/" if above.depth else ""
-        scope = Scope(parent + name, _KINDS[above.depth], name)
+        scope = Scope(parent + name, tenant.kind or _KINDS[above.depth], name)
+        if tenant.kind and not above.depth:
+            self.problem((*where, "kind"), "cannot be that of an organization")
         here = Above(
             above.tree,
             (*above.path, scope),
@@ -105,6 +107,7 @@ class TenantTree(Compiling):
             models=self.allowed(above.allowed, key.models, (*where, "models")),
             counters=above.counters + self.counters(above.tree, scope, key.limits, (*where, "limits")),
             priority=key.priority or above.priority,
+            may_create_sub_keys=key.may_create_sub_keys,
         )
 
     def counters(self, tree: str, scope: Scope, written: Sequence[Limit | None], path: Path) -> tuple[Counter, ...]:

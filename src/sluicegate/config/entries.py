@@ -47,6 +47,8 @@ class TenantEntry(Protocol):
     def models(self) -> list[str] | None: ...
     @property
     def priority(self) -> str: ...
+    @property
+    def kind(self) -> str: ...
 
 
 class OverrideEntry(Protocol):
@@ -83,14 +85,15 @@ class TreeEntries(Protocol):
 # -- reading --------------------------------------------------------------------------------------------------------------------------------
 
 
-def read_tenant(limits: Any, models: Any, priority: str = "") -> Tenant:
+def read_tenant(limits: Any, models: Any, priority: str = "", kind: str = "") -> Tenant:
     """Raises ConfigError."""
-    return _read(Tenant, {"limits": limits, "models": models, "priority": priority or None})
+    return _read(Tenant, {"limits": limits, "models": models, "priority": priority or None, "kind": kind or None})
 
 
-def read_key(name: str, limits: Any, models: Any, priority: str = "") -> schema.Key:
+def read_key(name: str, limits: Any, models: Any, priority: str = "", may_create_sub_keys: bool = False) -> schema.Key:
     """Without a secret. Raises ConfigError."""
-    return _read(schema.Key, {"name": name, "sha256": NO_DIGEST, "limits": limits, "models": models, "priority": priority or None})
+    more = {"priority": priority or None, "may_create_sub_keys": may_create_sub_keys}
+    return _read(schema.Key, {"name": name, "sha256": NO_DIGEST, "limits": limits, "models": models, **more})
 
 
 def _read(kind: type[S], fields: Mapping[str, Any]) -> S:
@@ -179,7 +182,7 @@ class _Merging:
         self.placed: set[str] = set()
 
     def read(self, row: TenantEntry) -> Tenant:
-        return read_tenant(row.limits, row.models, row.priority)
+        return read_tenant(row.limits, row.models, row.priority, row.kind)
 
     def tenant(self, written: Tenant, id: str) -> Tenant:
         self.placed.add(id)

@@ -79,6 +79,22 @@ class Retention(Section):
     quarters_ms: Duration = Field(default=93 * 86_400_000, alias="quarters", ge=32 * 86_400_000)  # a month's window may begin with any of them
 
 
+class AdminKey(Section):
+    """One of `admin.keys:`. A plain secret is hashed at once and forgotten."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@ -]{0,63}$")
+    role: Literal["viewer", "operator", "admin"]
+    key_of_env: EnvSecret = Field(default=None, alias="key_env")
+    sha256: str | None = Field(default=None, pattern=r"^[0-9a-fA-F]{64}$")
+
+    @property
+    def digest(self) -> bytes:
+        """SHA-256 of the secret; empty if it is not given."""
+        if self.key_of_env is not None:
+            return hashlib.sha256(self.key_of_env.get_secret_value().encode()).digest()
+        return bytes.fromhex(self.sha256 or "")
+
+
 class Admin(Section):
     """`admin:`. A key switches the admin API on; with `listen`, it and /metrics have an address of their own. `metrics_key`: what /metrics asks for
     where others than this machine can connect."""
@@ -88,11 +104,18 @@ class Admin(Section):
     listen: Listen | None = None
     chaos: OnOff = False
     metrics_key: EnvSecret = Field(default=None, alias="metrics_key_env")
+    keys: list[AdminKey] = []
 
     @property
     def secret(self) -> SecretStr | None:
         """The admin key. None: there is no admin API."""
         return self.key or self.key_of_env
+
+    @property
+    def credentials(self) -> tuple[tuple[str, str, bytes], ...]:
+        """Name, role and digest of everybody who may use the admin API."""
+        own = hashlib.sha256(self.secret.get_secret_value().encode()).digest() if self.secret is not None else b""
+        return (*((("admin key", "admin", own),) if own else ()), *((one.name, one.role, one.digest) for one in self.keys))
 
     @property
     def address(self) -> Address | None:
@@ -297,6 +320,7 @@ class Key(Section):
     limits: Limits = []
     models: list[str] | None = None
     priority: Priority | None = None
+    may_create_sub_keys: OnOff = False
     _plain: bool = PrivateAttr(default=False)
     _digest: bytes = PrivateAttr(default=b"")
 
@@ -320,8 +344,9 @@ class Key(Section):
 
 
 class Tenant(Section):
-    """A node of the tree: organization, team, project, user, by depth."""
+    """A node of the tree: organization, team, project, user, by depth; or a service account."""
 
+    kind: Literal["service_account"] | None = None
     limits: Limits = []
     models: list[str] | None = None
     priority: Priority | None = None

@@ -85,6 +85,12 @@ def _window_part(window: Window, shadow: bool) -> str:
             return "open"
 
 
+def identity(counter: Counter) -> str:
+    """What a counter is known by wherever it is kept: `acme/team-a:usd:month`, `deployment:openai/gpt-4o-mini:requests:bucket-minute`."""
+    known_by = counter.key_prefix.partition("}:c:")[2]
+    return f"deployment:{known_by}" if counter.scope.kind == "deployment" else known_by
+
+
 # -- at a time ----------------------------------------------------------------------------------------------------------------------------
 
 
@@ -162,7 +168,7 @@ def of_key(key: str, known: Mapping[str, Counter]) -> Counter | None:
 
 def scope_name(scope: Scope) -> str:
     """`key tight`, `organization acme`; limits on everyone together are `global`."""
-    return "global" if scope.kind == "global" else f"{scope.kind} {scope.name}"
+    return "global" if scope.kind == "global" else f"{scope.kind.replace('_', ' ')} {scope.name}"
 
 
 def label(counter: Counter) -> str:

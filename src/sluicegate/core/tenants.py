@@ -12,7 +12,7 @@ from sluicegate.core.prices import Origin, Price
 from sluicegate.core.usage import CostSource
 from sluicegate.core.windows import Window
 
-ScopeKind = Literal["global", "organization", "team", "project", "user", "key", "deployment"]
+ScopeKind = Literal["global", "organization", "team", "project", "user", "service_account", "key", "deployment"]
 
 
 class Scope(msgspec.Struct, frozen=True):
@@ -166,6 +166,7 @@ class Key(msgspec.Struct, frozen=True):
     models: frozenset[str] | None  # None: every model
     counters: tuple[Counter, ...]
     priority: Priority | None = None  # None: nothing is reserved from it, and it waits like normal
+    may_create_sub_keys: bool = False  # whoever has it may make keys below it
 
 
 class Budget(msgspec.Struct, frozen=True):
@@ -197,6 +198,22 @@ class Resilience(msgspec.Struct, frozen=True):
     keep_alive_ms: int = 0  # between two signs of life while a stream's first output is waited for; 0: none
 
 
+class Webhook(msgspec.Struct, frozen=True):
+    """Somebody who is told of events by HTTP. Path, query and secret are never logged."""
+
+    id: str
+    origin: str  # https://hooks.example.com
+    target: bytes  # path and query
+    format: Literal["json", "slack"]
+    types: tuple[str, ...]  # as core/happening.py has them
+    secret: bytes = b""  # empty: nothing is signed
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    proxy: Proxy | None = None
+
+    def __repr__(self) -> str:
+        return f"Webhook({self.origin})"
+
+
 class Policy(msgspec.Struct, frozen=True):
     """Everything a request is decided by."""
 
@@ -207,3 +224,4 @@ class Policy(msgspec.Struct, frozen=True):
     cost_source: CostSource = "prefer_provider"
     on_ledger_failure: Literal["refuse", "allow"] = "refuse"
     resilience: Resilience = Resilience()
+    webhooks: tuple[Webhook, ...] = ()

@@ -25,16 +25,15 @@ T = TypeVar("T")
 
 
 metadata = MetaData()
+_TEXT = Text().with_variant(Text(collation="C"), "postgresql")  # in the order of its bytes, as everywhere else
 _JSON = frozenset(("limits", "models", "cidr", "metadata"))
 
 
 def _table(name: str, row: type[msgspec.Struct], *more: Any, key: str = "id", nullable: frozenset[str] = frozenset()) -> Table:
     columns = []
     for field in msgspec.structs.fields(row):
-        number = field.type in (int, bool, bool | None)
-        columns.append(
-            Column(field.name, BigInteger if number else Text, primary_key=field.name == key, nullable=field.name in nullable, autoincrement=False)
-        )
+        kind = BigInteger if field.type in (int, bool, bool | None) else _TEXT
+        columns.append(Column(field.name, kind, primary_key=field.name == key, nullable=field.name in nullable, autoincrement=False))
     return Table(name, metadata, *columns, *more)
 
 
@@ -160,13 +159,17 @@ def limited(connection: Connection, organization: str, after: str, limit: int) -
     return [_row(KeyRow, row) for row in connection.execute(some)]
 
 
-def list_keys(connection: Connection, below: str, after: str, limit: int, deleted: bool) -> list[tuple[KeyRow, list[SecretRow]]]:
-    """Keys by id, with their secrets. below: of a tenant (or key) and all under it; "": of all."""
+def list_keys(
+    connection: Connection, below: str, after: str, limit: int, deleted: bool, blocked: bool | None = None
+) -> list[tuple[KeyRow, list[SecretRow]]]:
+    """Keys by id, with their secrets. below: of a tenant (or key) and all under it; "": of all. blocked: only those that are, or are not."""
     some = select(keys).where(keys.c.id > after).order_by(keys.c.id).limit(limit)
-    if below:
-        some = some.where(keys.c.id.startswith(below + "/", autoescape=True))
+    if below:  # all that begins with `below/`: "0" is what follows on the slash
+        some = some.where(keys.c.id > below + "/", keys.c.id < below + "0")
     if not deleted:
         some = some.where(keys.c.deleted_ms == NEVER)
+    if blocked is not None:
+        some = some.where(keys.c.blocked == int(blocked))
     rows = [_row(KeyRow, row) for row in connection.execute(some)]
     of: dict[str, list[SecretRow]] = {row.id: [] for row in rows}
     for found in connection.execute(select(secrets).where(secrets.c.key_id.in_(list(of))).order_by(secrets.c.created_ms)):
@@ -296,13 +299,16 @@ def delete_tenant(connection: Connection, tenant_id: str) -> TenantRow:
     return before
 
 
-def set_override(connection: Connection, row: OverrideRow) -> OverrideRow | None:
-    """Puts it in the place of an earlier one, which is returned."""
+def change_override(connection: Connection, id: str, changes: Mapping[str, Any], now_ms: int) -> tuple[OverrideRow | None, OverrideRow | None]:
+    """Other values for what is put over a tenant or key; as it was, and is. One that says nothing any more is none."""
     _raised(connection, of_tree=True)
-    before = _override(connection, row.id)
-    connection.execute(delete(overrides).where(overrides.c.id == row.id))
-    connection.execute(overrides.insert().values(_values(row)))
-    return before
+    before = _override(connection, id)
+    after = msgspec.structs.replace(before or OverrideRow(id), **changes, set_ms=now_ms)
+    connection.execute(delete(overrides).where(overrides.c.id == id))
+    if after.limits is None and after.models is None and after.blocked is None:
+        return before, None
+    connection.execute(overrides.insert().values(_values(after)))
+    return before, after
 
 
 def remove_override(connection: Connection, id: str) -> OverrideRow:
@@ -327,10 +333,10 @@ def add_increase(connection: Connection, row: IncreaseRow, now_ms: int) -> None:
     connection.execute(increases.insert().values(_values(row)))
 
 
-def remove_increase(connection: Connection, id: str) -> IncreaseRow:
+def remove_increase(connection: Connection, id: str, scope_id: str) -> IncreaseRow:
     """Raises Missing."""
     _raised(connection, of_tree=True)
-    found = connection.execute(select(increases).where(increases.c.id == id)).first()
+    found = connection.execute(select(increases).where(increases.c.id == id, increases.c.scope_id == scope_id)).first()
     if found is None:
         raise Missing(id)
     connection.execute(delete(increases).where(increases.c.id == id))

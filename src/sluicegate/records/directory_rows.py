@@ -26,6 +26,7 @@ class TenantRow(msgspec.Struct, frozen=True):
     metadata: dict[str, str] = {}
     blocked: bool = False
     created_ms: int = 0
+    kind: str = ""  # "": by its depth
 
 
 class KeyRow(msgspec.Struct, frozen=True):
@@ -44,6 +45,7 @@ class KeyRow(msgspec.Struct, frozen=True):
     late: bool = False
     created_ms: int = 0
     deleted_ms: int = NEVER
+    may_create_sub_keys: bool = False  # whoever has it, by themselves
 
     @property
     def organization(self) -> str:
@@ -78,6 +80,7 @@ class IncreaseRow(msgspec.Struct, frozen=True):
     limit: str
     amount: int
     until_ms: int
+    reason: str = ""
 
 
 class Tree(msgspec.Struct, frozen=True):
