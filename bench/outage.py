@@ -188,6 +188,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"  {'yes' if held else 'NO '}  {what}")
     if options.json:
         parameters = {"fault": FAULTS[options.fault], "stream": options.stream, **stand_shape.more, "load_before": load_before}
+        del parameters["log"], parameters["admin"]
         about = {"what": "outage", "date": time.strftime("%Y-%m-%d"), "machine": machine(), "parameters": parameters}
         report = {**about, "rows": outage.rows, "checks": checks}
         options.json.write_text(json.dumps(report, indent=1) + "\n")

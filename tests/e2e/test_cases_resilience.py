@@ -1,6 +1,5 @@
 """Retry, cool down, break, fall back: the cases on what a failing provider may cost a client. In one process, with a real mock on a real socket."""
 
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -68,33 +67,6 @@ async def test_a_short_wait_is_waited_and_a_long_one_is_not(tmp_path: Path) -> N
         time.now_s += 2
         assert await tries(bench) == "200 mock/one:200"
         assert time.slept == [1.0]
-
-
-ANTHROPIC = "anthropic-ratelimit-"
-
-
-@pytest.mark.parametrize(
-    ("headers", "waited_s"),
-    [
-        ({"requests-remaining": "0", "requests-reset": 12}, 12.0),
-        ({"requests-remaining": "7", "requests-reset": 3, "output-tokens-remaining": "0", "output-tokens-reset": 12}, 12.0),
-        ({"tokens-remaining": "0", "tokens-reset": 5, "input-tokens-remaining": "0", "input-tokens-reset": 12}, 12.0),
-    ],
-    ids=["requests", "another remains", "the longest"],
-)
-async def test_a_wait_that_only_anthropics_headers_tell(tmp_path: Path, headers: dict[str, Any], waited_s: float) -> None:
-    """A reset 12 s ahead of what has nothing remaining is waited for, where `max_wait` allows it, and then the same deployment answers."""
-    now_s = 1_790_000_000
-    async with running(tmp_path, more=resilience(retries=1, max_wait="15s"), **ROUTE) as bench:
-        time, bench.worker.gateway._time_ms = Time(bench), lambda: now_s * 1000
-        bench.worker.gateway.calls._time_ms = bench.worker.gateway._time_ms
-        told = {
-            ANTHROPIC + name: f"{datetime.fromtimestamp(now_s + v, UTC):%Y-%m-%dT%H:%M:%SZ}" if isinstance(v, int) else v
-            for name, v in headers.items()
-        }
-        bench.mock.fault(count=1, model="one", status=429, headers=told)
-        assert await tries(bench) == "200 mock/one:429,mock/one:200"
-        assert time.slept == [waited_s]
 
 
 async def test_case_32_and_34_all_limited_is_told_with_the_soonest_recovery(tmp_path: Path) -> None:
