@@ -19,6 +19,7 @@ from sluicegate import events
 from sluicegate.auditing import Auditing, new_event_id
 from sluicegate.core.claims import Ref
 from sluicegate.core.counters import Mark, name
+from sluicegate.core.happening import Found
 from sluicegate.core.limits import WHOLE, show_window
 from sluicegate.core.refusals import Refusal, iso
 from sluicegate.core.tenants import Counter
@@ -69,7 +70,7 @@ class Alarms:
     def marked(self, counter: Counter, ref: Ref, mark: Mark, used: int, held: int) -> None:
         """What is used of a limit has reached a mark."""
         percent = mark.share * 100 // WHOLE
-        action: events.Told = "budget.exceeded" if percent >= EXCEEDED else "budget.warning"
+        action: Found = "budget.exceeded" if percent >= EXCEEDED else "budget.warning"
         once = f"{action} {ref.key} {mark.limit.amount}" + (f" {mark.share}" if percent < EXCEEDED else "")
         entry = self._of_budget(action, counter, ref, mark.limit.amount, once, percent=percent, used=used, held=held)
         self._auditing.note(msgspec.structs.replace(entry, reason="shadow" if mark.limit.shadow else ""))
@@ -111,7 +112,7 @@ class Alarms:
             )
         )
 
-    def _of_budget(self, action: events.Told, counter: Counter, ref: Ref, amount: int, once: str, **figures: Any) -> Entry:
+    def _of_budget(self, action: Found, counter: Counter, ref: Ref, amount: int, once: str, **figures: Any) -> Entry:
         return Entry(
             event_id=new_event_id(),
             time_ms=self._now_ms(),
@@ -221,7 +222,7 @@ class Alarms:
             )
         )
 
-    def _send(self, type_: events.Told, **fields: Any) -> None:
+    def _send(self, type_: Found, **fields: Any) -> None:
         worker = self._worker if type_ == "breaker.changed" else ""
         self._auditing.send(Event(event_id=new_event_id(), type=type_, time=events.time(self._now_ms()), worker=worker, **fields))
 

@@ -23,9 +23,8 @@ from typing import Any, Literal
 
 import structlog
 
-from sluicegate.alarms import Alarms
+from sluicegate.announcements import Announcements
 from sluicegate.applying import Applying, deployments, providers, tokenizers
-from sluicegate.auditing import Auditing
 from sluicegate.bus import Bus
 from sluicegate.bus_channels import channel_of
 from sluicegate.chaos import Chaos
@@ -57,7 +56,6 @@ from sluicegate.observe.siblings import Siblings
 from sluicegate.outbox import Outbox
 from sluicegate.probes import Probes
 from sluicegate.records import directory as tables
-from sluicegate.records.audit import Audit
 from sluicegate.records.idempotency import RecordsStore
 from sluicegate.records.retention import Kept
 from sluicegate.records.rows import RecordsUnavailable
@@ -70,7 +68,6 @@ from sluicegate.upkeep import Upkeep
 LEDGER_AWAY_S = 10.0  # not ready after this long without the ledger or a tree's state, under `on_ledger_failure: refuse`
 START_S = 10.0  # for which a start waits for the states of all trees
 SETTLE_AT_STOP_S = 5.0
-AUDIT_AT_STOP_S = 1.0
 OPERATORS_DRAIN_S = 1.0
 GC_THRESHOLD = 20_000  # allocations; the default of 700 is reached within two requests
 
@@ -177,6 +174,7 @@ class Worker:
     def _applied(self, before: Loaded, loaded: Loaded) -> None:
         """What else goes by the configuration."""
         self._loaded, self._config = loaded, loaded.config
+        self.announcements.apply(loaded.policy)
         if self.server is not None:
             _let_go(self.server, loaded)
         if _log_form(loaded) != _log_form(before):
@@ -192,9 +190,9 @@ class Worker:
 
     def _tell(self, cooldowns: Cooldowns, probes: Probes) -> None:
         """What is written into the audit log, and told as events."""
-        now_ms, store = self.ledger.now_ms, Audit(self._config.records)
-        self.auditing = Auditing(store, self.bus.publish, self.metrics.event, lambda _: (), now_ms)
-        alarms = self._alarms = Alarms(self.auditing, store, self._boot, now_ms, asyncio.get_running_loop().call_later)
+        policy, later = self._loaded.policy, asyncio.get_running_loop().call_later
+        told = Announcements(self._config.records, policy, self.bus.publish, self.metrics, self._boot, self.ledger.now_ms, later)
+        self.announcements, alarms = told, told.alarms
         self.notices.on_mark, self.notices.refused = alarms.marked, alarms.refused
         self.gateway.standings.on_change, cooldowns.on_found, probes.on_change = alarms.standing, alarms.cooled, alarms.health
         self.reloading.on_change = alarms.configuration
@@ -228,7 +226,7 @@ class Worker:
                 self.probes,
                 lambda: self._loaded,
                 self.reloading,
-                services.Audits(self.auditing, self.ledger.now_ms),
+                services.Audits(self.announcements.auditing, self.ledger.now_ms),
                 lambda: {"ledger": self._upkeep.state, "records": self._outbox.state, "bus": self.bus.state},
                 self._why_not_ready,
                 time.monotonic,
@@ -270,7 +268,7 @@ class Worker:
             log.warning("ledger state", **{"from": "unknown", "to": "away", "reason": str(error)})
             self._upkeep.seen_at -= LEDGER_AWAY_S
             there = False
-        self._tasks += [loop.create_task(work.run()) for work in (self.recovery, self.bus, self.auditing, self._alarms)]
+        self._tasks += [loop.create_task(work.run()) for work in (self.recovery, self.bus, self.announcements)]
         with contextlib.suppress(LedgerUnavailable, RecordsUnavailable):  # the outbox tries again, and says so
             await self.records.open()
             try:
@@ -301,7 +299,7 @@ class Worker:
             with contextlib.suppress(RecordsUnavailable):
                 await self.recovery.leave()
             await self._siblings.stop()
-            await self.auditing.close(AUDIT_AT_STOP_S)
+            await self.announcements.close()
             await self.bus.close()
             await self.directory.store.close()
             await self._pools.close()

@@ -5,7 +5,7 @@ Amounts are in the unit of the limit, dollars in dollars.
 """
 
 from datetime import UTC, datetime
-from typing import Any, Literal, get_args
+from typing import Any
 
 import msgspec
 
@@ -15,40 +15,6 @@ from sluicegate.records.audit import Entry
 
 KIND = "event"  # of the bus's messages
 EXCEEDED = 100  # percent
-
-Told = Literal[
-    "budget.warning",
-    "budget.exceeded",
-    "budget.reset",
-    "request.refused",
-    "breaker.changed",
-    "cooldown.changed",
-    "health.changed",
-    "config.reloaded",
-    "config.refused",
-]
-# What administrators do.
-Action = Literal[
-    "key.created",
-    "key.updated",
-    "key.blocked",
-    "key.unblocked",
-    "key.rotated",
-    "key.deleted",
-    "tenant.created",
-    "tenant.updated",
-    "tenant.deleted",
-    "override.set",
-    "override.removed",
-    "limit.increased",
-    "limit.increase_ended",
-    "limit.adjusted",
-    "hold.settled",
-    "chaos.set",
-    "chaos.cleared",
-    "config.reload_asked",
-]
-TYPES: tuple[str, ...] = (*get_args(Told), *get_args(Action))
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -120,13 +86,3 @@ def path(tenant: str) -> tuple[str, ...]:
 def time(time_ms: int) -> str:
     """RFC 3339 in UTC, to the millisecond."""
     return f"{datetime.fromtimestamp(time_ms // 1000, UTC):%Y-%m-%dT%H:%M:%S}.{time_ms % 1000:03}Z"
-
-
-def wanted(type_: str, patterns: tuple[str, ...]) -> bool:
-    """Whether one of these means a type: its name, or a group of them: `budget.*`. None: all are meant."""
-    return not patterns or type_ in patterns or f"{type_.partition('.')[0]}.*" in patterns
-
-
-def known(pattern: str) -> bool:
-    """Whether there is such a type, or group."""
-    return pattern in TYPES or any(pattern == f"{one.partition('.')[0]}.*" for one in TYPES)

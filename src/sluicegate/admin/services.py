@@ -11,7 +11,7 @@ from sluicegate.admin.access import Access, Caller
 from sluicegate.auditing import Auditing, new_event_id
 from sluicegate.chaos import Chaos
 from sluicegate.config.load import Loaded
-from sluicegate.events import Action
+from sluicegate.core.happening import Action
 from sluicegate.gateway import Gateway
 from sluicegate.ledger.contract import Ledger
 from sluicegate.probes import Probes

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from sluicegate.config import schema
 from sluicegate.config.compile_routes import Routes
 from sluicegate.config.compile_tenants import TenantTree
+from sluicegate.config.compile_webhooks import Webhooks
 from sluicegate.config.compiling import Compiling
 from sluicegate.config.fields import ConfigError, Problem
 from sluicegate.config.schema import Config
@@ -50,6 +51,7 @@ class _Compiler(Compiling):
             cost_source=config.prices.cost_source,
             on_ledger_failure=config.on_ledger_failure,
             resilience=_resilience(config.resilience),
+            webhooks=Webhooks(config, self.environ, self.problems).webhooks(),
         )
 
     def check_admin(self) -> None:
@@ -58,17 +60,15 @@ class _Compiler(Compiling):
             self.problem(("admin", "key"), "is given twice: here and by key_env")
         if admin.secret is not None and len(admin.secret.get_secret_value()) < ADMIN_KEY_MIN:
             self.problem(("admin", "key" if admin.key else "key_env"), f"must have at least {ADMIN_KEY_MIN} characters")
+        self.check_admin_keys()
         if admin.secret is not None and admin.listen is None and not server.address.on_loopback:
             where = "an address for /admin and /metrics alone, such as 127.0.0.1:8081"
-        self.check_admin_keys()
             self.problem(("admin",), f"needs listen ({where}), since others than this machine can connect to server.listen")
         if admin.listen is not None and admin.address == server.address and server.address.port:
             self.problem(("admin", "listen"), "must be another address than that of server.listen")
         if admin.chaos and admin.secret is None:
             self.problem(("admin", "chaos"), "has no effect without admin.key_env")
 
-    def check_marks(self, keys: Mapping[bytes, Key], models: Mapping[str, Model]) -> None:
-        of_keys = (counter for key in keys.values() for counter in key.counters)
     def check_admin_keys(self) -> None:
         admin, known = self.config.admin, {"admin key"}
         if admin.keys and admin.secret is None:
@@ -82,6 +82,8 @@ class _Compiler(Compiling):
                 self.problem(("admin", "keys", i, "name"), f"{one.name!r} is the name of another key")
             known.add(one.name)
 
+    def check_marks(self, keys: Mapping[bytes, Key], models: Mapping[str, Model]) -> None:
+        of_keys = (counter for key in keys.values() for counter in key.counters)
         of_deployments = (counter for model in models.values() for one in model.deployments for counter in one.counters)
         for prefix, counter in {counter.key_prefix: counter for counter in (*of_keys, *of_deployments)}.items():
             amounts = {mark.amount for mark in counting.marks(counter)}

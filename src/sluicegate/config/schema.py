@@ -367,6 +367,16 @@ class Tenants(Section):
         return self.__pydantic_extra__
 
 
+class Webhook(Section):
+    """One of `webhooks:`."""
+
+    url: SecretStr  # its path may be a secret
+    format: Literal["json", "slack"] = "json"
+    types: list[str] = Field(default=["budget.*"], min_length=1)
+    secret: EnvSecret = Field(default=None, alias="secret_env")
+    headers: dict[str, str] = Field(default={}, repr=False)
+
+
 class Config(Section):
     """The whole file."""
 
@@ -386,3 +396,4 @@ class Config(Section):
     resilience: Resilience = Resilience()
     prices: Prices = Prices()
     log: Log = Log()
+    webhooks: list[Webhook] = []

@@ -88,7 +88,7 @@ class Server(uvicorn.Server):
                 http=ClientConnection,
                 interface="asgi3",
                 lifespan="off",
-                ws="websockets-sansio" if sockets_app else "none",
+                ws="sluicegate.http.sockets:Socket" if sockets_app else "none",
                 ws_max_size=SOCKET_MESSAGE_BYTES_MAX,
                 log_config=None,
                 access_log=False,

@@ -30,6 +30,7 @@ class _Collector:
         yield _counter("sluicegate_shadow_refusals", shadow, "limit", counts.shadow_refusals)
         yield _counter("sluicegate_limit_warnings", "Warning marks that were reached.", "limit", counts.limit_warnings)
         yield _counter("sluicegate_events", "Events that were told.", "type", counts.events)
+        yield _counter("sluicegate_webhooks", "Events sent to webhooks: delivered, failed (to be tried again), given_up.", "outcome", counts.webhooks)
         yield _histogram("sluicegate_wait_seconds", "Waits for a limit that was refusing (budget.queue).", "outcome", counts.waits)
         yield _histogram("sluicegate_ledger_seconds", "Time of ledger calls.", "verb", counts.ledger)
         firsts = {name: upstream.first_byte for name, upstream in counts.upstreams.items()}

@@ -100,6 +100,7 @@ class Counts(msgspec.Struct):
     deployments: dict[str, int] = {}  # workers, by deployment and what is the matter with it there, joined by a newline
     probe_tokens: dict[str, int] = {}  # by deployment and direction, likewise
     events: dict[str, int] = {}  # by type
+    webhooks: dict[str, int] = {}  # tries, by what came of them
 
     def add(self, other: "Counts") -> None:
         """Adds another worker's."""
@@ -115,7 +116,7 @@ class Counts(msgspec.Struct):
             self.ledger.setdefault(verb, Histogram.over(FAST_US)).add(histogram)
         for outcome, histogram in other.waits.items():
             self.waits.setdefault(outcome, Histogram.over(SLOW_US)).add(histogram)
-        for name in ("refusals", "truncations", "overruns", "shadow_refusals", "limit_warnings", "deployments", "probe_tokens", "events"):
+        for name in ("refusals", "truncations", "overruns", "shadow_refusals", "limit_warnings", "deployments", "probe_tokens", "events", "webhooks"):
             table: dict[str, int] = getattr(self, name)
             for key, value in getattr(other, name).items():
                 table[key] = table.get(key, 0) + value
@@ -150,6 +151,7 @@ class Metrics:
         self._uncounted: list[Record] = []
         self._probe_tokens: dict[str, int] = {}
         self._events: dict[str, int] = {}
+        self._webhooks: dict[str, int] = {}
         self.deployments: dict[str, int] = {}
         self.in_flight = 0
         self.waiting = 0
@@ -220,6 +222,10 @@ class Metrics:
         """An event was told."""
         self._count(self._events, type_)
 
+    def webhook(self, outcome: str) -> None:
+        """A webhook was called: delivered, failed, given_up."""
+        self._count(self._webhooks, outcome)
+
     def probed(self, deployment: str, usage: Usage) -> None:
         """A probe has used tokens, which no tenant is charged."""
         for direction, tokens in (("input", usage.input_tokens), ("output", usage.output_tokens)):
@@ -258,6 +264,7 @@ class Metrics:
             deployments=self.deployments,
             probe_tokens=self._probe_tokens,
             events=self._events,
+            webhooks=self._webhooks,
         )
 
     def _new_row(self, record: Record) -> Row:

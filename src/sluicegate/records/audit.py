@@ -155,6 +155,11 @@ def queue(connection: Connection, rows: Sequence[Queued]) -> None:
         connection.execute(webhook_queue.insert().values(values))
 
 
+def any_due(connection: Connection, now_ms: int) -> bool:
+    """Whether `take` would find something."""
+    return connection.execute(select(webhook_queue.c.id).where(webhook_queue.c.due_ms <= now_ms).limit(1)).first() is not None
+
+
 def take(connection: Connection, now_ms: int, lease_ms: int, limit: int) -> list[Queued]:
     """Those that are due, the oldest first: they are the caller's for so long, and then due again unless `done` or put off."""
     due = select(webhook_queue).where(webhook_queue.c.due_ms <= now_ms).order_by(webhook_queue.c.due_ms, webhook_queue.c.id).limit(limit)

@@ -25,6 +25,7 @@ from sluicegate.config.schema import (
     Tenant,
     Tier,
     Variant,
+    Webhook,
     When,
 )
 from sluicegate.core.limits import parse
@@ -63,7 +64,23 @@ def test_the_probes_shown_can_be_used() -> None:
     assert [(one.path, one.interval_ms) for one in probes if one is not None] == [(b"/health", 10_000), (b"/models", 60_000)]
 
 
-@pytest.mark.parametrize("section", [Config, Server, Admin, Budget, Queue, Provider, Health, Deployment, Model, When, Tenant, Key])
+def test_the_webhooks_shown_can_be_used() -> None:
+    """They load, and go where and for what is said of them."""
+    text = next(block for block in blocks(CONFIG) if block.startswith("webhooks:"))
+    models = "models: {a: {deployments: [{provider: mock, model: a}]}}\nproviders: {mock: {provider: mock}}"
+    rest = f"{models}\ntenants: {{acme: {{keys: [{{name: k, key: sk-1}}]}}}}"
+    environ = {"OPS_HOOK": "https://ops.example/x?y=1", "SLACK_HOOK": "https://slack.example/z", "HOOK_SECRET": "s"}
+    ops, slack = load_text(text + rest, environ).policy.webhooks
+    assert (ops.origin, ops.target, ops.types, ops.headers) == (
+        "https://ops.example",
+        b"/x?y=1",
+        ("budget.*", "breaker.changed"),
+        ((b"x-team", b"platform"),),
+    )
+    assert (slack.format, slack.types, slack.secret) == ("slack", ("budget.*",), b"")
+
+
+@pytest.mark.parametrize("section", [Config, Server, Admin, Budget, Queue, Provider, Health, Deployment, Model, When, Tenant, Key, Webhook])
 def test_every_field_is_explained(section: type[Section]) -> None:
     """No field of the schema is missing from the page."""
     missing = [field.alias or name for name, field in section.model_fields.items() if not re.search(rf"\b{field.alias or name}\b", CONFIG)]
