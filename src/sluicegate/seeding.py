@@ -112,4 +112,5 @@ def _slices(question: Question, answer: dict[int, int]) -> dict[int, int]:
 
 
 def _sum(counter: Counter, start_ms: int, end_ms: int, slice_ms: int = 0) -> Sum:
-    return Sum(counter.scope.id, counter.scope.kind == "deployment", counter.models, counter.unit, start_ms, end_ms, slice_ms)
+    of_deployment, adjusted = counter.scope.kind == "deployment", counting.identity(counter) if counter.limits[0].spends else ""
+    return Sum(counter.scope.id, of_deployment, counter.models, counter.unit, start_ms, end_ms, slice_ms, adjusted)

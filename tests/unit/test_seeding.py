@@ -55,13 +55,13 @@ def test_the_records_are_asked_about_the_running_windows(policy: Policy) -> None
     month_ms, day_ms = 1_798_761_600_000, NOW_MS - NOW_MS % DAY_MS
     refill_ms = 60_000
     assert [question.sum for question in questions(trees["acme"], NOW_MS)] == [
-        Sum("acme", False, None, Unit.USD, month_ms, month_ms + 31 * DAY_MS),
-        Sum("acme/@a", False, None, Unit.TOKENS, day_ms, day_ms + DAY_MS),
+        Sum("acme", False, None, Unit.USD, month_ms, month_ms + 31 * DAY_MS, 0, "acme:usd:month"),
+        Sum("acme/@a", False, None, Unit.TOKENS, day_ms, day_ms + DAY_MS, 0, "acme/@a:tokens:day"),
         Sum("acme/@a", False, None, Unit.REQUESTS, NOW_MS - REFILLS_LOOKED_BACK * refill_ms, 0, 1000),
-        Sum("acme/@b", False, frozenset({"chat"}), Unit.OUTPUT_TOKENS, 0, 0),
+        Sum("acme/@b", False, frozenset({"chat"}), Unit.OUTPUT_TOKENS, 0, 0, 0, "acme/@b:output_tokens:lifetime:chat"),
     ]
     assert [question.sum for question in questions(trees["d/mock/mock-chat"], NOW_MS)] == [
-        Sum("mock/mock-chat", True, None, Unit.REQUESTS, day_ms, day_ms + DAY_MS),
+        Sum("mock/mock-chat", True, None, Unit.REQUESTS, day_ms, day_ms + DAY_MS, 0, "deployment:mock/mock-chat:requests:day"),
         Sum("mock/mock-chat", True, None, Unit.TOKENS, NOW_MS - 61 * 1500, 0, 1000),
     ]
     assert [question.ref.kind for question in windows(questions(trees["acme"], NOW_MS))] == ["w", "w", "w"]

@@ -72,3 +72,4 @@ class Sum(msgspec.Struct, frozen=True):
     start_ms: int
     end_ms: int  # 0: open end
     slice_ms: int = 0  # then the answer is {slice number: amount}, slice n being [n * slice_ms, (n + 1) * slice_ms)
+    counter: str = ""  # its identity, where adjustments of it count too

@@ -22,7 +22,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sluicegate.records.figures import COUNTS, LATENCIES
 from sluicegate.records.rows import RecordsTooNew
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 QUARTER_S = 900  # no zone in use is off UTC by a fraction of it
 DAY_S = 86_400
 SECONDS_KEPT_S = 26 * 3_600  # a day may last 25 hours
@@ -171,6 +171,16 @@ webhook_queue = Table(
     *(_word(name) for name in ("webhook", "event_id", "event")),
     *(_number(name) for name in ("made_ms", "tries", "due_ms")),
     Index("webhook_queue_of_due", "due_ms"),
+)
+
+# What operators have added to what was used of a limit, or taken from it (adjustments.py).
+adjustments = Table(
+    "adjustments",
+    metadata,
+    _name("id"),
+    *(_word(name) for name in ("counter", "tree", "epoch", "actor", "reason")),
+    *(_number(name) for name in ("amount", "at_ms", "applied")),
+    Index("adjustments_of_counter", "counter", "at_ms"),
 )
 
 # Alembic's own. One row: the version that the tables have.

@@ -13,6 +13,7 @@ from typing import Any
 from sqlalchemy import BigInteger, Connection, Select, Table, func, select
 
 from sluicegate.core.limits import Unit
+from sluicegate.records import adjustments
 from sluicegate.records.rows import Sum
 from sluicegate.records.schema import AMOUNTS, DAY_S, QUARTER_S, SPANS_S, meta, usage, usage_quarters
 
@@ -39,6 +40,10 @@ def answer(connection: Connection, sums: Sequence[Sum]) -> list[int | dict[int, 
         for index in indices:
             amounts = {number: _amount(sums[index], totals.get((sums[index].scope_id, number), {})) for number in numbers}
             answers[index] = {number: amount for number, amount in amounts.items() if amount} if first.slice_ms else amounts.get(0, 0)
+    for index, more in enumerate(adjustments.amounts(connection, sums)):
+        used = answers[index]
+        if more and isinstance(used, int):
+            answers[index] = max(0, used + more)
     return answers
 
 

@@ -1,0 +1,78 @@
+"""What operators add to the use of a limit, on SQLite and on a real PostgreSQL: once, in an epoch, and in every sum of that limit alone."""
+
+from functools import partial
+from typing import Any
+
+import pytest
+
+from sluicegate.core.limits import Unit
+from sluicegate.records import adjustments
+from sluicegate.records.adjustments import Adjustment, NotOpen
+from sluicegate.records.rows import Sum
+from sluicegate.records.store import Records
+from support_records import SECOND, opened, used
+
+NOW_MS = SECOND * 1000
+
+
+def adjustment(id: str, amount: int, **fields: Any) -> Adjustment:
+    return Adjustment(**({"id": id, "counter": "acme:tokens:day", "amount": amount, "at_ms": NOW_MS, "tree": "acme", "epoch": "e1"} | fields))
+
+
+def question(counter: str, scope: str = "acme", end_ms: int = 0) -> Sum:
+    return Sum(scope, False, None, Unit.TOKENS, NOW_MS - 1000, end_ms, 0, counter)
+
+
+async def make(records: Records, row: Adjustment) -> tuple[Adjustment, bool]:
+    return await records._database.call(partial(adjustments.make, row=row))
+
+
+async def test_a_limit_s_sums_have_its_adjustments(records_url: str) -> None:
+    """In the window of their time, and never below nothing; neither the scope above nor another limit of the same scope has them."""
+    async with opened(records_url) as records:
+        await records.beat("w", 1, 0, "server", {"acme": ("e1", 5)})
+        await records.add("w", 1, [used()])
+        assert (await make(records, adjustment("a", 12)))[1] and (await make(records, adjustment("b", -2)))[1]
+        questions = [question("acme:tokens:day"), question("acme:tokens:month"), question("acme:tokens:day", end_ms=NOW_MS), question("")]
+        assert await records.sums(questions) == [40, 30, 0, 30]
+        await make(records, adjustment("c", -100))
+        assert await records.sums(questions[:1]) == [0]
+
+
+async def test_an_adjustment_is_made_once(records_url: str) -> None:
+    """By its id: whoever asks again gets the first one, whatever has become of the tree."""
+    async with opened(records_url) as records:
+        await records.beat("w", 1, 0, "server", {"acme": ("e1", 5)})
+        assert await make(records, adjustment("a", 12, reason="x")) == (adjustment("a", 12, reason="x"), True)
+        await records.declare_lost("acme", "e1")
+        assert await make(records, adjustment("a", 99)) == (adjustment("a", 12, reason="x"), False)
+        await records._database.call(partial(adjustments.done, id="a"))
+        assert (await make(records, adjustment("a", 99)))[0].applied == 1
+
+
+@pytest.mark.parametrize("epoch", ["e1", "e2"])
+async def test_a_tree_in_doubt_is_not_adjusted(records_url: str, epoch: str) -> None:
+    """One that is lost, or in another epoch than the caller has seen: its ledger might have it twice, or never."""
+    async with opened(records_url) as records:
+        with pytest.raises(NotOpen):
+            await make(records, adjustment("a", 1))
+        await records.beat("w", 1, 0, "server", {"acme": ("e1", 5)})
+        if epoch == "e1":
+            await records.declare_lost("acme", "e1")
+        with pytest.raises(NotOpen):
+            await make(records, adjustment("a", 1, epoch=epoch))
+        assert await records.sums([question("acme:tokens:day")]) == [0]
+
+
+async def test_they_are_listed_in_pages(records_url: str) -> None:
+    """The newest first, of one limit."""
+    async with opened(records_url) as records:
+        await records.beat("w", 1, 0, "server", {"acme": ("e1", 5)})
+        for n in range(5):
+            await make(records, adjustment(f"a{n}", 1, at_ms=NOW_MS + n // 2))
+        await make(records, adjustment("other", 1, counter="acme:usd:day"))
+        seen, after = list[str](), ""
+        while page := await records._database.call(partial(adjustments.of_counter, counter="acme:tokens:day", after=after, limit=2)):
+            seen += [row.id for row in page]
+            after = seen[-1]
+        assert seen == ["a4", "a3", "a2", "a1", "a0"]
