@@ -63,6 +63,10 @@ class FakeExchange:
         self.write(data)
         self.finished = not self.gone
 
+    def break_off(self, data: bytes) -> None:
+        self.write(data)
+        self.abort()
+
     def unsent(self) -> int:
         return self.buffered
 

@@ -130,8 +130,7 @@ def _reject(trip: Trip, rejected: Reject, now: float) -> None:
 
 def _break(trip: Trip, message: str, type_: str, code: str, extra: dict[str, object] | None = None) -> None:
     """An error event, no `[DONE]`, and a connection that does not close as clean."""
-    trip.exchange.write(trip.dialect.write_stream_error(message, type_, code, extra or {"request_id": trip.request_id}))
-    trip.exchange.abort()
+    trip.exchange.break_off(trip.dialect.write_stream_error(message, type_, code, extra or {"request_id": trip.request_id}))
 
 
 def _common(trip: Trip, now: float) -> bytes:

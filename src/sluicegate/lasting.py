@@ -22,6 +22,7 @@ class Client:
         self._copied_bytes = 0
         self._exchange = exchange
         self._last: bytes | None = None
+        self._broken = False  # the last bytes are those of an answer that breaks off
 
     @property
     def on_drained(self) -> Callable[[], None] | None:
@@ -44,6 +45,9 @@ class Client:
         self._copy(data)
         self._last = data
 
+    def break_off(self, data: bytes) -> None:
+        self._last, self._broken = data, True
+
     def abort(self) -> None:
         self._exchange.abort()
 
@@ -52,7 +56,11 @@ class Client:
 
     def release(self) -> None:
         """The last bytes may go."""
-        if self._last is not None:
+        if self._last is None:
+            return
+        if self._broken:
+            self._exchange.break_off(self._last)
+        else:
             self._exchange.finish(self._last)
 
     def _copy(self, data: bytes) -> None:

@@ -181,6 +181,28 @@ async def test_what_is_final_is_kept_and_what_is_not_may_be_tried_again(tmp_path
             assert not kept or second.body == first.body
 
 
+async def test_a_stream_that_breaks_off_lets_go_before_its_client_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long the store takes: who has seen the error may ask again at once."""
+    async with bench_of(tmp_path, extend=True) as bench:
+        bench.slack = 100
+        store = bench.worker.gateway._idempotency._store
+        give_up = store.give_up
+
+        async def later(name: str, owner: str) -> None:
+            await asyncio.sleep(0.1)
+            await give_up(name, owner)
+
+        monkeypatch.setattr(store, "give_up", later)
+        bench.mock.fault(cut_after=3)
+        connection = await bench.connect()
+        connection.send(request(bench.body(stream=True), more=once("k")))
+        await connection.until(b'"error":')
+        second = await bench.post(bench.body(stream=True), more=once("k"))
+        first = await connection.rest()
+        assert not first.clean and first.events[-1]["error"]["code"] == "upstream_error"
+        assert second.done
+
+
 async def test_a_refusal_by_a_limit_is_not_kept(tmp_path: Path) -> None:
     """The limit may have room when the client asks again."""
     async with running(tmp_path, limits="[1 requests/minute]") as bench:

@@ -236,6 +236,11 @@ class Exchange:
         self._connection.cut(reset=self._until_close or self._connection.write_paused)
         self.lose()
 
+    def break_off(self, data: bytes) -> None:
+        """Sends the last data of an answer that does not end as it should, and closes so that the client sees it."""
+        self.write(data)
+        self.abort()
+
     def unsent(self) -> int:
         """Bytes written that the kernel has not taken yet."""
         return self._transport.get_write_buffer_size()
