@@ -29,6 +29,7 @@ from sluicegate.bus import Bus
 from sluicegate.bus_channels import channel_of
 from sluicegate.chaos import Chaos
 from sluicegate.config.load import Loaded
+from sluicegate.consumption import Asking
 from sluicegate.cooling import Cooldowns
 from sluicegate.core import meter
 from sluicegate.core.estimate import Learned
@@ -121,7 +122,7 @@ class Worker:
         self.learned = Learned()
         self._pools = Pools(providers(loaded.policy))
         ids, boot, trees = itertools.count(1), secrets.token_hex(6), compiled.trees
-        self.records = records_of(loaded)
+        self.records, self.asking = records_of(loaded), Asking(config.records, time_ms)
         self._idempotency = Idempotency(_idempotency_store(loaded))
         self.notices = Notices(self.metrics, itertools.chain.from_iterable(trees.values()), self.ledger.peek)
         self._expiries = Expiries(lambda: self._loaded.policy, self.ledger.now_ms, self.metrics.observe, lambda: self._outbox)
@@ -155,7 +156,8 @@ class Worker:
         self.probes = self._share_what_is_found()
         self.admin = self._administration() if config.admin.secret is not None else None
         apart = config.admin.listen is not None
-        self.surface = Surface(self.gateway, self.ledger, self.readiness, self._siblings.scrape, self._may_scrape, self.admin, apart)
+        scrape, used = self._siblings.scrape, self.asking.of_key
+        self.surface = Surface(self.gateway, self.ledger, used, self.readiness, scrape, self._may_scrape, self.admin, apart)
         self._tasks: list[asyncio.Task[None]] = []
         self.server: Server | None = None
         self._operators: Server | None = None  # the listener of `admin.listen`
@@ -226,6 +228,8 @@ class Worker:
                 self.probes,
                 lambda: self._loaded,
                 self.reloading,
+                self.asking.records,
+                self.directory,
                 services.Audits(self.announcements.auditing, self.ledger.now_ms),
                 lambda: {"ledger": self._upkeep.state, "records": self._outbox.state, "bus": self.bus.state},
                 self._why_not_ready,
@@ -305,6 +309,7 @@ class Worker:
             await self._pools.close()
             await self.ledger.close()
             await self._idempotency.close()
+            await self.asking.close()
             await self.records.close()
         finally:
             self._journal.close()

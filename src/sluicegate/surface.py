@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from sluicegate import openapi, reject
+from sluicegate.consumption import Consumption, Unknown
 from sluicegate.core.plan import Template
 from sluicegate.counted import counted
 from sluicegate.dialects import anthropic_messages, openai_chat, openai_completions, openai_embeddings, openai_responses
@@ -48,6 +49,7 @@ class Surface:
         self,
         gateway: Gateway,
         ledger: Ledger,
+        used: Callable[[str], Awaitable[Consumption]],
         readiness: Callable[[], tuple[str, dict[str, int]]],
         metrics: Callable[[], Awaitable[bytes]],
         may_scrape: Callable[[Exchange], bool],
@@ -56,6 +58,7 @@ class Surface:
     ) -> None:
         self._gateway = gateway
         self._ledger = ledger
+        self._used = used  # by a key, from the records
         self._readiness_now = readiness  # "" or why it is not ready; figures that are told with it
         self._metrics = metrics
         self._may_scrape = may_scrape
@@ -124,9 +127,14 @@ class Surface:
         key = await self._gateway.who(exchange)
         try:
             limits = await counted(self._ledger, Template(key.tree, key.counters, None, key.priority))
-            answer(exchange, 200, {"object": "usage", "key": key.id, "limits": limits})
         except LedgerUnavailable:
             raise reject.ledger_unavailable() from None
+        usage, why_not = None, None
+        try:
+            usage = await self._used(key.id)
+        except Unknown as error:
+            why_not = str(error)
+        answer(exchange, 200, {"object": "usage", "key": key.id, "limits": limits, "usage": usage, "usage_unavailable": why_not})
 
     async def _health(self, exchange: Exchange) -> None:
         answer(exchange, 200, {"status": "alive"})

@@ -3,14 +3,17 @@
 import asyncio
 import random
 from collections import defaultdict
+from datetime import datetime
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
-from sqlalchemy import Connection, delete
+from sqlalchemy import Connection, delete, event
 
 import records as bench
 from sluicegate.core.limits import Unit
 from sluicegate.core.record import Attempt, Record, Spent
+from sluicegate.records import queries
 from sluicegate.records.figures import BOUNDS_US, quantile_us
 from sluicegate.records.queries import Figures, Question, Sums
 from sluicegate.records.requests import Line
@@ -146,6 +149,70 @@ async def test_answers_are_those_of_the_requests(
     assert found == {place: dict(figures) for place, figures in wanted.items()}
     for name in ("requests", "input_tokens", "cost_nano_usd"):
         assert getattr(usage.total, name) == sum(figures[name] for figures in wanted.values())
+
+
+@pytest.mark.parametrize("names", [("day",), ("hour", "model"), ("day", "label")])
+@pytest.mark.parametrize("zone", ["Europe/Berlin", "Asia/Kathmandu", "America/New_York"])
+async def test_days_and_hours_of_a_zone(records: Records, zone: str, names: tuple[str, ...]) -> None:
+    """Those that clocks show there, whether sums or rows are asked; totals are the same everywhere."""
+    found = await records.usage(Question(names, {"tenant": ["acme"]}, (DAY + 900) * 1000, 0, zone), 1_000)
+    wanted: dict[tuple[str, ...], int] = defaultdict(int)
+    for one in REQUESTS:
+        if fits(one, {"tenant": ["acme"]}) and one.time_ms >= (DAY + 900) * 1000:
+            there = datetime.fromtimestamp(one.time_ms // 1000, ZoneInfo(zone))
+            form = {"day": f"{there:%Y-%m-%d}", "hour": f"{there:%Y-%m-%dT%H}", "model": one.model, "label": one.client_user}
+            wanted[tuple(form[name] for name in names)] += one.input_tokens
+    assert {tuple(one.group.values()): one.figures.input_tokens for one in found.groups} == wanted
+
+
+async def test_days_on_which_clocks_are_changed(records_url: str) -> None:
+    """One of 25 hours and one of 23: a request at 23:30 there belongs to the day that ends, not to the next one in UTC."""
+    berlin = ZoneInfo("Europe/Berlin")
+    times = [datetime(2027, 3, 27, 23, 30), datetime(2027, 3, 28, 23, 30), datetime(2027, 10, 30, 23, 30), datetime(2027, 10, 31, 23, 30)]
+    some = [Record(f"r{i}", round(time.replace(tzinfo=berlin).timestamp()) * 1000, KEYS[0], "chat", status=200) for i, time in enumerate(times)]
+    async with opened(records_url) as records:
+        await write(records, some)
+        found = await records.usage(Question(("day",), zone="Europe/Berlin"))
+        assert [one.group["day"] for one in found.groups] == [f"{time:%Y-%m-%d}" for time in times]
+        assert (await records.usage(Question(("hour",), zone="Europe/Berlin"))).groups[0].group == {"hour": "2027-03-27T23"}
+
+
+async def test_scopes_and_outcomes(records: Records) -> None:
+    """A scope is a tenant or key and all below it; what became of requests is read from the rows, and they are as the sums say."""
+    for scope, keys in {"acme/team/@lab": KEYS[:2], "acme/team": KEYS[:2], "acme": KEYS[:4], "acme/team2/@lab": KEYS[2:3]}.items():
+        total = (await records.usage(Question((), {"scope": [scope]}))).total
+        assert total.requests == sum(one.key_id in keys for one in REQUESTS)
+    for filters, wanted in (({"status": ["429", "502"]}, {429, 502}), ({"refusal": ["rate"]}, {429}), ({"error": ["failed"]}, {502})):
+        found = await records.usage(Question(("model",), {**filters, "tenant": ["acme"]}))
+        assert found.total.requests == sum(one.status in wanted and one.key_id.startswith("acme/") for one in REQUESTS)
+        page = await records.requests(Question((), filters), 1_000)
+        assert {row["status"] for row in page.rows} == wanted
+    assert (await records.usage(Question((), {"status": ["429"]}))).total.throttled == (await records.usage(Question())).total.throttled
+
+
+async def test_a_request_by_its_id(records: Records) -> None:
+    """Its row, or None."""
+    row = await records.request("r7")
+    assert row is not None and (row["time_ms"], row["key_id"]) == (REQUESTS[7].time_ms, REQUESTS[7].key_id)
+    assert await records.request("nobody's") is None
+
+
+async def test_the_spans_of_a_key_are_looked_up_one_by_one(records: Records) -> None:
+    """A month of one key does not read its whole organization: SQLite is asked how it would go about it."""
+
+    def plan(connection: Connection) -> list[str]:
+        told: list[str] = []
+
+        def explain(connection: Connection, cursor: Any, statement: str, parameters: Any, context: Any, many: bool) -> None:
+            if connection.dialect.name == "sqlite" and statement.startswith("SELECT usage_"):
+                told.extend(row[3] for row in cursor.connection.execute("EXPLAIN QUERY PLAN " + statement, parameters))
+
+        event.listen(connection, "before_cursor_execute", explain)
+        queries.usage(connection, Question(("model",), {"key": [KEYS[0]]}, DAY * 1000, (DAY + 30 * DAY_S) * 1000))
+        return [connection.dialect.name, *told]
+
+    name, *steps = await records._database.call(plan, reading=True)
+    assert name == "postgresql" or any("time_s=?" in step and "key_id=?" in step for step in steps), steps
 
 
 async def test_totals_are_those_that_counters_are_seeded_from(records: Records) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from sluicegate import reject
 from sluicegate.config.load import load_text
+from sluicegate.consumption import Consumption, ModelUse, Unknown, Use
 from sluicegate.core.claims import Admission, Settlement
 from sluicegate.core.plan import Template
 from sluicegate.http.exchange import ClientGone, Exchange
@@ -61,7 +62,14 @@ class Stage:
         self.why_not = ""
         self.may_scrape = True
         ready = lambda: (self.why_not, {"closed_trees": 3, "deployments_down": 1})  # noqa: E731
-        self.surface = Surface(self.gateway, self.ledger, ready, self.metrics, lambda _: self.may_scrape)  # type: ignore[arg-type]
+        self.surface = Surface(self.gateway, self.ledger, self.used, ready, self.metrics, lambda _: self.may_scrape)  # type: ignore[arg-type]
+        self.known: Consumption | None = None
+
+    async def used(self, key_id: str) -> Consumption:
+        assert key_id.startswith("acme/@")
+        if self.known is None:
+            raise Unknown("the records do not answer")
+        return self.known
 
     async def metrics(self) -> bytes:
         return b"sluicegate_requests_total 1\n"
@@ -221,3 +229,15 @@ def test_the_fake_exchange_has_what_it_stands_for() -> None:
     """Everything that the gateway uses of an exchange exists in the real one."""
     for name in ("read_body", "start", "write", "finish", "abort", "unsent", "gone", "on_gone", "on_drained", "headers", "arrived"):
         assert hasattr(Exchange, name)
+
+
+async def test_what_a_key_has_used_is_told_beside_its_limits(stage: Stage) -> None:
+    """As the records have it; where they do not answer the limits are told all the same, and why the rest is not."""
+    told = json.loads((await stage.ask("/v1/usage")).data)
+    assert (told["usage"], told["usage_unavailable"], len(told["limits"])) == (None, "the records do not answer", 6)
+    use = Use("2026-11-30T00:00:00Z", 1, 2, 3, 0.5, [ModelUse("chat", 1, 2, 3, 0.5)])
+    stage.known = Consumption(use, use)
+    told = json.loads((await stage.ask("/v1/usage")).data)
+    assert told["usage_unavailable"] is None
+    assert told["usage"]["today"] == told["usage"]["month"]
+    assert told["usage"]["today"]["models"] == [{"model": "chat", "requests": 1, "input_tokens": 2, "output_tokens": 3, "cost_usd": 0.5}]

@@ -3,6 +3,7 @@
 Every route but the two of the documentation has `require(role)`; a test walks the routes and finds that nobody gets in without.
 """
 
+import asyncio
 from functools import cache
 from typing import Any
 
@@ -11,7 +12,7 @@ from fastapi import FastAPI, Response
 from fastapi.openapi.utils import get_openapi
 
 from sluicegate import __version__
-from sluicegate.admin import configuration, errors, faults, health
+from sluicegate.admin import configuration, errors, faults, forecasts, health, usage
 from sluicegate.admin.services import Services
 from sluicegate.openapi import page
 
@@ -28,7 +29,7 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
         404: "path_not_found, or what the request names is not there.",
         413: "request_body_too_large.",
         429: "too_many_failures: from this address; `retry-after` says when to come back.",
-        503: "ledger_unavailable.",
+        503: "ledger_unavailable, records_unavailable.",
     }.items()
 }
 
@@ -48,8 +49,9 @@ def build(services: Services) -> FastAPI:
     )
     app.state.services = services
     app.state.oversubscription = health.Oversubscription()
+    app.state.forecasting = asyncio.Lock()
     errors.install(app)
-    app.state.routers = [part.router for part in (health, faults, configuration)]
+    app.state.routers = [part.router for part in (health, faults, configuration, forecasts, usage)]
     for router in app.state.routers:
         app.include_router(router)
     documents = cache(lambda: _document(app))  # when somebody asks for it

@@ -18,6 +18,7 @@ from starlette.routing import Match
 
 from sluicegate.http.wire import error_body
 from sluicegate.ledger.contract import LedgerUnavailable
+from sluicegate.records.rows import RecordsUnavailable
 from sluicegate.reject import Reject
 
 _CODES = {400: "invalid_body", 404: "path_not_found", 405: "method_not_allowed"}
@@ -43,6 +44,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _refused)
     app.add_exception_handler(LedgerUnavailable, _ledger_away)
+    app.add_exception_handler(RecordsUnavailable, _records_away)
     app.add_exception_handler(Exception, _failed)
 
 
@@ -95,6 +97,10 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 async def _ledger_away(_request: Request, _error: Exception) -> Response:
     return _answer(503, "The ledger does not answer.", "server_error", None, "ledger_unavailable", {"retry-after": "1"})
+
+
+async def _records_away(_request: Request, _error: Exception) -> Response:
+    return _answer(503, "The records do not answer.", "server_error", None, "records_unavailable", {"retry-after": "1"})
 
 
 async def _failed(_request: Request, _error: Exception) -> Response:

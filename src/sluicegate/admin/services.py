@@ -12,10 +12,12 @@ from sluicegate.auditing import Auditing, new_event_id
 from sluicegate.chaos import Chaos
 from sluicegate.config.load import Loaded
 from sluicegate.core.happening import Action
+from sluicegate.directory import Directory
 from sluicegate.gateway import Gateway
 from sluicegate.ledger.contract import Ledger
 from sluicegate.probes import Probes
 from sluicegate.records.audit import Entry
+from sluicegate.records.store import Records
 from sluicegate.recovery import Recovery
 from sluicegate.reloading import Reloading
 
@@ -80,6 +82,8 @@ class Services:
     probes: Probes
     loaded: Callable[[], Loaded]
     reloading: Reloading
+    records: Records  # to ask, beside what writes them
+    directory: Directory
     audit: Audits
     states: Callable[[], dict[str, str]]  # of the ledger, the records, the bus, ...: "up", or what else
     why_not_ready: Callable[[], str]  # "": it is

@@ -1,9 +1,6 @@
 """`report`: who has used what, from the records or from a log of requests; and `records sum`, for rows that came in by other ways."""
 
 import asyncio
-import csv
-import io
-import re
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -15,9 +12,10 @@ import msgspec
 import typer
 from rich.table import Table
 
+from sluicegate.chargeback import HEADS, as_csv, cells
 from sluicegate.cli.console import DEFAULT_CONFIG, ConfigFile, EnvFile, InputError, console, loaded
 from sluicegate.core.record import Record
-from sluicegate.records.queries import Figures, Group, Question, Sums, Usage
+from sluicegate.records.queries import Group, Question, Sums, Usage
 from sluicegate.records.store import Records
 
 BUILD_TIMEOUT_S = 3_600.0  # of one day's rows
@@ -65,7 +63,7 @@ def report(
         case Format.json:
             print(msgspec.json.encode(usage).decode())
         case Format.csv:
-            sys.stdout.write(_csv(names, usage))
+            sys.stdout.write(as_csv(names, usage.groups))
         case Format.table:
             console.print(_table(names, usage), highlight=False)
 
@@ -114,57 +112,17 @@ def _read_log(file: Path, question: Question, sums: Sums) -> None:
                 sums.add_record(record)
 
 
-COLUMNS = {
-    "requests": "requests",
-    "429s": "throttled",
-    "errors": "errors",
-    "cache hits": "cache_hits",
-    "fallbacks": "fallbacks",
-    "input tokens": "input_tokens",
-    "cached": "cached_tokens",
-    "output tokens": "output_tokens",
-}
-
-
-def _cells(figures: Figures) -> list[str]:
-    """By COLUMNS, then money and latencies."""
-    usd = f"{figures.cost_nano_usd // 10**9}.{figures.cost_nano_usd % 10**9:09d}"
-    return [*(str(getattr(figures, field)) for field in COLUMNS.values()), usd, _ms(figures.p50_us), _ms(figures.p95_us)]
-
-
-def _ms(latency_us: int | None) -> str:
-    return "" if latency_us is None else f"{latency_us / 1000:.0f}"
-
-
-HEADS = (*COLUMNS, "USD", "p50 ms", "p95 ms")
-
-
 def _table(names: Sequence[str], usage: Usage) -> Table:
     table = Table(*names, box=None, pad_edge=False)
     for head in HEADS:
         table.add_column(head, justify="right")
     for group in usage.groups:
-        table.add_row(*(_shown(group, name) for name in names), *_cells(group.figures))
+        table.add_row(*(_shown(group, name) for name in names), *cells(group.figures))
     if names:
         table.add_section()
-    table.add_row(*[TOTAL, *[""] * len(names)][: len(names)], *_cells(usage.total))
+    table.add_row(*[TOTAL, *[""] * len(names)][: len(names)], *cells(usage.total))
     return table
 
 
 def _shown(group: Group, name: str) -> str:
     return group.group[name].replace("[", r"\[") or "-"
-
-
-def _csv(names: Sequence[str], usage: Usage) -> str:
-    """One line a group; without the total, which whoever reads it can add up."""
-    text = io.StringIO()
-    out = csv.writer(text, lineterminator="\n")
-    out.writerow([*names, *(re.sub(r"\W+", "_", head.lower()) for head in HEADS)])
-    for group in usage.groups:
-        out.writerow([*(_cell(group.group[name]) for name in names), *_cells(group.figures)])
-    return text.getvalue()
-
-
-def _cell(text: str) -> str:
-    """No spreadsheet takes it for a formula: labels are whatever a client has sent."""
-    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text

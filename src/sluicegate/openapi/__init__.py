@@ -100,7 +100,7 @@ class _Read(Struct):
 
 _READS = {
     "/v1/models": _Read("The models that this key may ask for", answers.Models, keyed=True),
-    "/v1/usage": _Read("This key's own limits, and what is used of them", answers.UsageReport, keyed=True),
+    "/v1/usage": _Read("This key's own limits, and what it has used today and this month by model", answers.UsageReport, keyed=True),
     "/healthz": _Read("Whether the process is alive", answers.Health),
     "/readyz": _Read("Whether it takes requests", answers.Readiness, statuses=(200, 503)),
     "/metrics": _Read("Metrics in the format of Prometheus; a credential of its own where it is not on loopback", None, "text/plain"),

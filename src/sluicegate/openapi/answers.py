@@ -7,6 +7,8 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
+from sluicegate.consumption import Consumption
+
 Natural = Annotated[int, Meta(ge=0)]
 
 
@@ -218,9 +220,13 @@ class Limit(Struct):
 
 
 class UsageReport(Struct):
+    """usage: null where the records do not answer within a second; usage_unavailable says so."""
+
     object: Literal["usage"]
     key: str
     limits: list[Limit]
+    usage: Consumption | None
+    usage_unavailable: str | None
 
 
 class Health(Struct):
