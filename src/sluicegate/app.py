@@ -219,7 +219,7 @@ class Worker:
             self.bus.subscribe("chaos", chaos.hear, earlier=True)
         return app.build(
             services.Services(
-                access.Access(lambda: self._config.admin.secret, time.monotonic),
+                access.Access(lambda: self._config.admin.credentials, lambda: self.gateway.credentials.of_secret, time.monotonic),
                 self._boot,
                 self.gateway,
                 self.ledger,
@@ -230,7 +230,12 @@ class Worker:
                 self.reloading,
                 self.asking.records,
                 self.directory,
+                self.changes,
+                self._outbox,
+                self._upkeep.sweep,
+                self.notices.on_marks,
                 services.Audits(self.announcements.auditing, self.ledger.now_ms),
+                self.bus,
                 lambda: {"ledger": self._upkeep.state, "records": self._outbox.state, "bus": self.bus.state},
                 self._why_not_ready,
                 time.monotonic,

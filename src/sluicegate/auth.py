@@ -78,6 +78,10 @@ class Credentials:
         self._presented[presented] = key
         return key
 
+    async def of_secret(self, secret: str, peer: str) -> Key:
+        """The same by the secret alone. Raises as `find` does."""
+        return await self.find({b"authorization": b"Bearer " + secret.encode("latin-1", "replace")}, peer)
+
     def forget(self) -> None:
         """What was found may not be so any more."""
         self._presented.clear()
