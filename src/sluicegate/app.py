@@ -156,8 +156,7 @@ class Worker:
         self.probes = self._share_what_is_found()
         self.admin = self._administration() if config.admin.secret is not None else None
         apart = config.admin.listen is not None
-        scrape, used = self._siblings.scrape, self.asking.of_key
-        self.surface = Surface(self.gateway, self.ledger, used, self.readiness, scrape, self._may_scrape, self.admin, apart)
+        self.surface = Surface(self.gateway, self.ledger, self.asking.of_key, self.readiness, self._siblings.scrape, self._may_scrape, self.admin, apart)
         self._tasks: list[asyncio.Task[None]] = []
         self.server: Server | None = None
         self._operators: Server | None = None  # the listener of `admin.listen`
