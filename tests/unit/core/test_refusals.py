@@ -17,6 +17,7 @@ from sluicegate.core.refusals import (
     REASONS,
     Refusal,
     affordable_output_tokens,
+    budget_warning,
     duration,
     explain,
     iso,
@@ -495,6 +496,42 @@ def test_headers_describe_the_tightest_limit_of_each_unit() -> None:
         (b"x-ratelimit-remaining-tokens", b"30"),
         (b"x-ratelimit-reset-tokens", b"9h0m10s"),
     ]
+
+
+def warned(case: Case, **more: Any) -> bytes:
+    reply = Reply("granted", NOW_MS, states=case.states)
+    return budget_warning(case.template.marked, case.counters, case.refs, reply, **more)
+
+
+def marked(amount: float, unit: str, per: str, *warn_at: float, **more: Any) -> dict[str, Any]:
+    return {"amount": amount, "unit": unit, "per": per, "warn_at": list(warn_at), **more}
+
+
+def test_a_limit_that_is_nearly_used_is_warned_of() -> None:
+    """From its lowest mark on, with what is left beside what is held, and when it begins anew; below the mark nothing is said."""
+    below, at = (Case((marked(5, "usd", "day", 0.8, 0.95), (used, 100_000_000), (1, 0))) for used in (3_999_999_999, 4_100_000_000))
+    assert warned(below) == b""
+    assert warned(at) == (b"\r\nx-sluicegate-budget-warning: limit=key tight usd/day; used=82%; remaining=$0.80; reset=2026-12-01T00:00:00Z")
+    assert b"remaining" not in warned(at, show_figures=False)
+
+
+def test_the_warning_is_of_the_limit_of_which_most_is_used() -> None:
+    """Limits without marks, that refill, or only watch, do not count; one that is overdrawn has nothing left; a lifetime never resets."""
+    case = Case(
+        (marked(5, "usd", "day", 0.8), (4_100_000_000, 0), (1, 0)),
+        (marked(1000, "tokens", "lifetime", 0.5, models=["chat"]), (1_010, 9), (1, 0)),
+        (marked(10, "requests", "day", 0.1, mode="shadow"), (20, 0), (1, 0)),
+        ("100 input tokens/day", (500, 0), (1, 0)),
+        ("300 tokens/minute", (299, 0), (1, 0)),
+    )
+    assert warned(case) == b"\r\nx-sluicegate-budget-warning: limit=key tight tokens/lifetime [chat]; used=101%; remaining=0; reset=never"
+
+
+def test_nothing_is_warned_of_where_nothing_is_known() -> None:
+    """A reply without states, and limits without marks."""
+    case = Case((marked(5, "usd", "day", 0.8), (5_000_000_000, 0), (1, 0)))
+    assert budget_warning(case.template.marked, case.counters, case.refs, Reply("gone", NOW_MS)) == b""
+    assert Case((marked(5, "usd", "day"), (5_000_000_000, 0), (1, 0))).template.marked == ()
 
 
 def test_remaining_goes_down() -> None:
