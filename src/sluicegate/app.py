@@ -155,8 +155,8 @@ class Worker:
         self._applying = self._change_at_run_time(compiled)
         self.probes = self._share_what_is_found()
         self.admin = self._administration() if config.admin.secret is not None else None
-        apart = config.admin.listen is not None
-        self.surface = Surface(self.gateway, self.ledger, self.asking.of_key, self.readiness, self._siblings.scrape, self._may_scrape, self.admin, apart)
+        used, scrape, apart = self.asking.of_key, self._siblings.scrape, config.admin.listen is not None
+        self.surface = Surface(self.gateway, self.ledger, used, self.readiness, scrape, self._may_scrape, self.admin, apart)
         self._tasks: list[asyncio.Task[None]] = []
         self.server: Server | None = None
         self._operators: Server | None = None  # the listener of `admin.listen`
