@@ -293,7 +293,7 @@ class Trip:
             return expired.tag_beside(self.request_id, attempt.deployment.id)
         assert self.plan is not None
         plan = self.plan
-        return expired.tag(self.request_id, plan.key.id, attempt.deployment.id, attempt.model, attempt.figures.input_bound)
+        return expired.tag(self.request_id, plan.key.id, attempt.deployment.id, attempt.model, attempt.figures.input_bound, self.time_ms)
 
     def _open(self) -> Iterator[tuple[Held, RefSet]]:
         if self.standing is not None:

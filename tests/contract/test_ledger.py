@@ -505,3 +505,15 @@ async def test_a_hold_that_is_put_to_its_end_is_charged_by_the_next_sweep(desk: 
     assert found is not None and found.state == "expired_held"
     assert await desk.settle(refs, 110, 0) == "late"
     assert await desk.states(refs) == [(110, 0), (0, 0)]
+
+
+async def test_what_is_taken_from_a_window_takes_it_no_lower_than_nothing(desk: Desk) -> None:
+    """Told by force, once for each id, it is less used; what is held stays held."""
+    refs = desk.refs(desk.window(1000))
+    await desk.settle(refs, 300, mode="force", hold_id="a")
+    await desk.admit(refs, 50, 0)
+    for _ in range(2):
+        await desk.settle(refs, -100, mode="force", hold_id="b")
+    assert await desk.states(refs) == [(200, 50)]
+    await desk.settle(refs, -500, mode="force", hold_id="c")
+    assert await desk.states(refs) == [(0, 50)]

@@ -258,7 +258,7 @@ def replace(book: Book, tree: str, ref: Ref, back: Back, actual: int) -> None:
         if ref.kind == "o":
             _put_open(book, ref.key, held)
         else:
-            _put_window(book, tree, ref, book.counter(ref.key), max(0, used - back.used) + actual, held)
+            _put_window(book, tree, ref, book.counter(ref.key), max(0, max(0, used - back.used) + actual), held)
 
 
 def replace_unknown(book: Book, claim: HoldClaim, back: Back) -> None:

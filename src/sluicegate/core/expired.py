@@ -1,7 +1,7 @@
 """Holds that nobody settled: the tag that a hold carries, and what whoever charges it at its expiry can tell from it.
 
-A tag is words between spaces; no name has any: request id, key id, deployment, model, input tokens at most. The hold of a deployment's own limits
-beside one of the key's has request id and deployment only: its request is told by the other.
+A tag is words between spaces; no name has any: request id, key id, deployment, model, input tokens at most, when the request came (not in tags of
+earlier versions). The hold of a deployment's own limits beside one of the key's has request id and deployment only: its request is told by the other.
 """
 
 import msgspec
@@ -40,9 +40,9 @@ def correction(swept: Swept, actual: Spent, charge_seen: bool) -> Spent | None:
     )
 
 
-def tag(request_id: str, key_id: str, deployment: str, model: str, input_tokens: int) -> str:
+def tag(request_id: str, key_id: str, deployment: str, model: str, input_tokens: int, time_ms: int) -> str:
     """Of the hold that tells what its attempt may have used."""
-    return f"{request_id} {key_id} {deployment} {model} {input_tokens}"
+    return f"{request_id} {key_id} {deployment} {model} {input_tokens} {time_ms}"
 
 
 def tag_beside(request_id: str, deployment: str) -> str:
@@ -56,9 +56,9 @@ def read(swept: Swept, charge_seen: bool, now_ms: int) -> Expired:
     charge_seen: expired holds are charged at what was seen, not at all that was held.
     """
     words = swept.tag.split(" ")
-    if len(words) != 5:
+    if len(words) < 5:
         return Expired(words[0], "", words[-1], None)
-    request_id, key_id, deployment, model, input_tokens = words
+    request_id, key_id, deployment, model, input_tokens = words[:5]
     charged: dict[str, int] = {}  # by unit
     for key, amount in swept.charged:
         unit = key.split(":")[4]

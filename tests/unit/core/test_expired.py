@@ -6,7 +6,7 @@ from sluicegate.core.claims import Swept
 from sluicegate.core.expired import correction, read, tag, tag_beside
 from sluicegate.core.record import Spent
 
-TAG = tag("req_7", "acme/team/@k", "up/small:1", "chat", 120)
+TAG = tag("req_7", "acme/team/@k", "up/small:1", "chat", 120, 1_800_000_000_000)
 
 
 def swept(*charged: tuple[str, int], of: str = TAG) -> Swept:
@@ -24,6 +24,11 @@ def test_an_expired_hold_tells_its_usage(charge_seen: bool, output: int) -> None
 def test_without_counters_of_them_a_request_and_no_cost_are_told() -> None:
     """The least that is known."""
     assert read(swept(("tokens:day:x", 170)), False, 1).spent == Spent("acme/team/@k", "chat", "up/small:1", 1, 1, 1, 120, 50, 0)
+
+
+def test_a_tag_of_an_earlier_version_tells_the_same() -> None:
+    """It does not have when the request came."""
+    assert read(swept(("tokens:day:x", 170), of=TAG.rpartition(" ")[0]), False, 1) == read(swept(("tokens:day:x", 170)), False, 1)
 
 
 def test_the_hold_beside_another_tells_no_usage() -> None:

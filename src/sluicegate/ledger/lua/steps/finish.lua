@@ -38,7 +38,7 @@ local function finish(hold, actual, from)
       put_pair(key, 'o', 0, max(0, held - held_back))
     elseif a == 0 or now_ms < a + COUNTER_GRACE_MS then  -- else the window is long over and its counter forgotten
       local before, held, known = level(i)
-      before = max(0, before - used_back) + used
+      before = max(0, max(0, before - used_back) + used)
       put_pair(key, 'w', before, max(0, held - held_back))
       if not known then
         --@made
