@@ -103,6 +103,10 @@ class Auditing:
             self._wake.set()
         self._tell(event)
 
+    async def read(self, wanted: audit.Filter, limit: int, before_id: int) -> list[audit.Written]:
+        """See audit.read. Raises RecordsUnavailable."""
+        return await self._store.call(partial(audit.read, wanted=wanted, limit=limit, before_id=before_id), reading=True)
+
     async def run(self) -> None:
         """Writes what is noted, until cancelled."""
         pause_s = RETRY_S[0]

@@ -109,6 +109,11 @@ class Bus:
         """up or away."""
         return self._state.state
 
+    @property
+    def position(self) -> str:
+        """The id of the last message that is known here; `history` goes on with what comes next."""
+        return max(self._position, self._begun or "")
+
     def publish(self, kind: str, data: dict[str, Any]) -> None:
         """Tells the other workers, soon. data: what JSON has."""
         body = _encode(Body(kind, self._now_ms(), self._worker, data))
@@ -126,7 +131,7 @@ class Bus:
         self._subscribers[kind].append((callback, earlier))
 
     async def history(self, after: str, kinds: Collection[str], limit: int) -> list[Message]:
-        """The first messages of these kinds behind an id ("": from the oldest that is kept), everybody's.
+        """The first messages of these kinds (none: of all) behind an id ("": from the oldest that is kept), everybody's.
 
         Raises BusAway, and ValueError for what is no id.
         """
@@ -136,7 +141,7 @@ class Bus:
         try:
             while True:
                 entries = await self._channel.read(after, AT_ONCE, wait=False)
-                found += [message for message in map(_read, entries) if message is not None and message.kind in kinds]
+                found += [message for message in map(_read, entries) if message is not None and (not kinds or message.kind in kinds)]
                 if len(found) >= limit or len(entries) < AT_ONCE:
                     return found[:limit]
                 after = entries[-1][0]

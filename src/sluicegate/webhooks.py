@@ -7,7 +7,7 @@ What is to be sent is in a table of the records (records/audit.py), written with
 worker sends it meanwhile, and one that dies leaves it to the others. So each event is sent by one worker, at least once: a receiver that has taken
 one and whose answer was lost gets it again, under the same `x-sluicegate-event-id`.
 
-Invariants: nobody waits for any of it. An event is tried TRIES_MAX times, with pauses that double, for an hour and a half; then it is given up, which
+Invariants: nobody waits for any of it. An event is tried TRIES_MAX times, with pauses that double, for an hour; then it is given up, which
 is logged and counted. Neither the path nor the query of a URL is logged: they may be secrets.
 """
 
@@ -34,7 +34,7 @@ from sluicegate.records.rows import RecordsUnavailable
 POLL_S = 5.0  # for what is due again, or was left by others
 AT_ONCE = 20
 LEASE_MS = 60_000
-TRIES_MAX = 15
+TRIES_MAX = 16
 PAUSE_MS = (1_000, 600_000)  # before it is tried again: at first, at most; times 0.5 to 1
 TIMEOUTS = Timeouts(connect_ms=5_000, first_byte_ms=10_000, idle_ms=5_000, total_ms=20_000)
 
