@@ -51,6 +51,10 @@ class FakeExchange:
             self.started, self.status, self.sent_headers = True, status, dict(pairs)
             assert len(self.sent_headers) == len(pairs), "a header twice"
 
+    def answer(self, status: int, body: bytes, lines: bytes = b"") -> None:
+        self.start(status, (), len(body), lines)
+        self.finish(body)
+
     def write(self, data: bytes) -> None:
         if self.gone:
             return

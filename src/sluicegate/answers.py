@@ -1,5 +1,7 @@
 """What the client reads: response headers, the start of a stream, and the last bytes of every answer. Sync; nothing here can block."""
 
+from functools import lru_cache
+
 from sluicegate import telling
 from sluicegate.core import refusals
 from sluicegate.core.classify import MESSAGE_MAX, mask
@@ -75,8 +77,7 @@ def _unary(trip: Trip, attempt: Attempt, now: float) -> None:
     trip.status = 200
     cost = _UNARY % divmod(trip.cost_nano_usd, 1_000_000_000)
     body = telling.in_body(trip, attempt, now) if trip.include else attempt.body
-    trip.exchange.start(200, (), len(body), b"".join((_common(trip, now), _served_by(trip, attempt), cost)))
-    trip.exchange.finish(body)
+    trip.exchange.answer(200, body, b"".join((_common(trip, now), _served_by(trip, attempt), cost)))
 
 
 def _died(trip: Trip, attempt: Attempt, relay: Relay) -> None:
@@ -156,9 +157,14 @@ def _warning(trip: Trip) -> bytes:
     return refusals.budget_warning(template.marked, template.counters, trip.refset, trip.reply, trip.policy.budget.show_figures)
 
 
+@lru_cache(1024)
+def _names(model: str, deployment: str) -> bytes:
+    return _SERVED_BY % (model.encode(), deployment.encode())
+
+
 def _served_by(trip: Trip, attempt: Attempt) -> bytes:
     assert trip.request is not None
-    lines = _SERVED_BY % (attempt.model.encode(), attempt.deployment.id.encode())
+    lines = _names(attempt.model, attempt.deployment.id)
     if attempt.cap is not None and attempt.cap != trip.request.cap:  # lowered, or set where the client set none
         lines += _MAX_TOKENS % attempt.cap
     left_out = attempt.left_out

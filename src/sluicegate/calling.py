@@ -199,6 +199,13 @@ def _target(trip: Trip, attempt: Attempt) -> Target:
     deployment, provider = attempt.deployment, attempt.deployment.provider
     assert trip.request is not None
     usual = trip.policy.models[trip.request.model].deployments[0]  # that probably has written what came before
-    foreign = usual.model != deployment.model
-    quirks = (provider.stream_usage, provider.rejects, provider.renames, provider.thoughts)
-    return Target(deployment.model, attempt.cap, deployment.cap_field, *quirks, foreign)
+    return Target(
+        deployment.model,
+        attempt.cap,
+        deployment.cap_field,
+        provider.stream_usage,
+        provider.rejects,
+        provider.renames,
+        provider.thoughts,
+        usual.model != deployment.model,
+    )

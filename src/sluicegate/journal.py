@@ -20,7 +20,7 @@ import itertools
 import os
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -295,17 +295,16 @@ class Journal:
         """The lines that the disk has not taken yet."""
         return b"".join(self._waiting.values())
 
-    def acknowledge(self, seq: int) -> None:
-        """The line needs no replay any more. Unknown and repeated numbers change nothing."""
-        line = self._waiting.pop(seq, None)
-        if line is not None:
-            self._waiting_bytes -= len(line)
-            return
-        for segment in self._segments:
-            if seq in segment.outstanding:
-                segment.outstanding.remove(seq)
+    def acknowledge(self, seqs: Sequence[int]) -> None:
+        """These lines need no replay any more. Unknown and repeated numbers change nothing."""
+        if self._waiting:
+            for seq in seqs:
+                self._waiting_bytes -= len(self._waiting.pop(seq, b""))
+        for segment in list(self._segments):
+            outstanding = segment.outstanding
+            if not outstanding.isdisjoint(seqs):
+                outstanding.difference_update(seqs)
                 self._finish(segment)
-                return
 
     def recorded(self, upto: int) -> None:
         """The records have the usage of all lines up to this one."""

@@ -136,7 +136,7 @@ class Outbox:
 
     def _look(self, _: object) -> None:
         """Takes the answers that have come. The first that has not calls this again: answers come many at a time, and a callback for each is dear."""
-        sent = self._sent
+        sent, taken = self._sent, []
         while sent and sent[0][0].done():
             future, line = sent.popleft()
             try:
@@ -144,11 +144,12 @@ class Outbox:
             except (Exception, asyncio.CancelledError):
                 self._failed[line[0]] = line
                 continue
-            self._taken(line[0])
+            taken.append(line[0])
             if settled.marks or settled.expired is not None:
                 self._tell(line[1], line[2], settled)
         if sent:
             sent[0][0].add_done_callback(self._look)
+        self._taken(taken)
 
     def _tell(self, settlement: Settlement, spent: Spent | None, settled: Settled) -> None:
         if settled.marks:
@@ -156,11 +157,12 @@ class Outbox:
         if settled.expired is not None and spent is not None:
             self._on_late(settlement.refs.tree, spent, settled.expired)
 
-    def _taken(self, seq: int) -> None:
-        self._owed.pop(seq, None)
-        if self._failed:
-            self._failed.pop(seq, None)
-        self._journal.acknowledge(seq)
+    def _taken(self, seqs: Sequence[int]) -> None:
+        for seq in seqs:
+            self._owed.pop(seq, None)
+            if self._failed:
+                self._failed.pop(seq, None)
+        self._journal.acknowledge(seqs)
 
     # -- to the records ---------------------------------------------------------------------------------------------------------------------
 
@@ -207,8 +209,7 @@ class Outbox:
         self._upto = upto
         done = [seq for seq in self._usage_lines if seq <= upto]
         self._usage_lines = self._usage_lines[len(done) :]
-        for seq in done:
-            self._journal.acknowledge(seq)
+        self._journal.acknowledge(done)
         self._journal.recorded(upto)
 
     async def _make_sure(self) -> None:
@@ -301,7 +302,7 @@ class Outbox:
         writer: str,
         lines: list[Line],
         send: Callable[[int, Settlement, Spent | None], "asyncio.Future[Settled]"],
-        taken: Callable[[int], object],
+        taken: Callable[[Sequence[int]], object],
     ) -> int:
         """Settles lines of one tree and writer, in order, in the tree's present epoch; answers how many the ledger had not seen.
 
@@ -316,7 +317,7 @@ class Outbox:
                 raise LedgerRecovering(f"the state of tree {tree} was lost meanwhile")
             if settlement.epoch != epoch:
                 if seq not in charged:
-                    taken(seq)
+                    taken([seq])
                     continue
                 settlement.mode, settlement.epoch = "force", epoch
             count += (await send(seq, settlement, spent)).status != "already"

@@ -30,6 +30,7 @@ from sluicegate.reject import Reject
 from sluicegate.relay import Reader, Relay
 
 NONE: list[str] = []
+UNUSED = Usage()
 NO_WORDS: frozenset[str] = frozenset()
 READ_ON_S = 30.0  # after the client left, for the usage of an upstream that does not stop on close
 
@@ -339,13 +340,14 @@ class Trip:
     def record(self, now: float) -> Record:
         """The record of this request, as of now."""
         request, attempt, rejected, exchange = self.request, self.answered, self.rejected, self.exchange
-        relay = usage = None
+        relay, usage, granted = None, UNUSED, 0
         finish = error = ""
         status = 499 if self.replay is None else self.replay.status
         if attempt is not None:
-            relay, usage, status = attempt.relay, attempt.usage, 200
-            finish = "length" if relay is not None and relay.truncated else attempt.finish
-            error = "" if attempt.ended != "broken" else "upstream_timeout" if relay is not None and relay.late else "upstream_error"
+            relay, usage, granted, finish, status = attempt.relay, attempt.usage or UNUSED, attempt.granted, attempt.finish, 200
+            if relay is not None:
+                finish = "length" if relay.truncated else finish
+                error = "" if attempt.ended != "broken" else "upstream_timeout" if relay.late else "upstream_error"
         if rejected is not None:
             status, error = rejected.status, rejected.code
         latency_s = now - exchange.arrived
@@ -367,11 +369,11 @@ class Trip:
             error,
             self.input_tokens,
             self.output_tokens,
-            usage.cached_tokens if usage is not None else 0,
-            usage.reasoning_tokens if usage is not None else 0,
+            usage.cached_tokens,
+            usage.reasoning_tokens,
             self.cost_nano_usd,
             self.source,
-            attempt.granted if attempt is not None else 0,
+            granted,
             int(latency_s * 1e6),
             int(self.first_byte_s * 1e6),
             max(0, int((latency_s - self.upstream_s) * 1e6)) if relay is None else 0,
@@ -380,7 +382,7 @@ class Trip:
             labels.user(request.fields) if request is not None else "",
             ", ".join([name(counter) for counter in self.shadowed]) if self.shadowed else "",
             int(self.waited_s * 1e6) if self.waited_s else 0,
-            usage.cache_write_tokens if usage is not None else 0,
+            usage.cache_write_tokens,
             "replay" if self.replay is not None else "",
             self.cost_source,
             labels.tags(tags) if tags is not None else "",

@@ -6,6 +6,7 @@ One letter is one token of output. A request's input is bounded at INPUT tokens;
 import asyncio
 import json
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -102,8 +103,9 @@ class FakeJournal:
         self.next_seq += 1
         return self.next_seq - 1
 
-    def acknowledge(self, sequence: int) -> None:
-        self.lines.pop(sequence, None)
+    def acknowledge(self, sequences: Sequence[int]) -> None:
+        for sequence in sequences:
+            self.lines.pop(sequence, None)
 
 
 class FakeNotices:

@@ -203,7 +203,7 @@ def test_nothing_stays_when_all_is_acknowledged(tmp_path: Path, loop: FakeLoop) 
     loop.turn()
     assert len(files(tmp_path)) == 1 and own.backlog == 5
     for seq in reversed(seqs):
-        own.acknowledge(seq)
+        own.acknowledge([seq])
     assert own.backlog == 0
     own.recorded(seqs[-1])
     own.close()
@@ -218,7 +218,7 @@ def test_what_is_not_recorded_stays(tmp_path: Path, loop: FakeLoop) -> None:
         seqs.append(own.append(line(number)))
         loop.turn()
     for seq in seqs:
-        own.acknowledge(seq)
+        own.acknowledge([seq])
     own.recorded(seqs[0])
     assert len(files(tmp_path)) == 2
     own.recorded(seqs[1])
@@ -239,7 +239,7 @@ def test_close_writes_what_waits_and_keeps_it(tmp_path: Path, loop: FakeLoop) ->
 def test_acknowledged_before_it_was_written(tmp_path: Path, loop: FakeLoop) -> None:
     """A line that is acknowledged within its own turn is never written."""
     own, _ = open_journal(tmp_path, loop)
-    own.acknowledge(own.append(line(1)))
+    own.acknowledge([own.append(line(1))])
     loop.turn()
     assert own.backlog == 0 and files(tmp_path) == []
 
@@ -251,7 +251,7 @@ def test_repeated_and_unknown_acknowledgements(tmp_path: Path, loop: FakeLoop) -
     own.append(line(2))
     loop.turn()
     for seq in (first, first, 999, 0, -1):
-        own.acknowledge(seq)
+        own.acknowledge([seq])
     assert own.backlog == 1
     own.close()
     assert ids(tmp_path) == ["req_1.0", "req_2.0"]  # applied lines of a file that stays are replayed too: both sides are idempotent
@@ -266,11 +266,11 @@ def test_segments_are_deleted_in_any_order(tmp_path: Path, loop: FakeLoop) -> No
         loop.turn()
     assert len(files(tmp_path)) == 3
     own.recorded(seqs[-1])
-    own.acknowledge(seqs[3])
-    own.acknowledge(seqs[2])
+    own.acknowledge([seqs[3]])
+    own.acknowledge([seqs[2]])
     assert len(files(tmp_path)) == 2
-    own.acknowledge(seqs[0])
-    own.acknowledge(seqs[1])
+    own.acknowledge([seqs[0]])
+    own.acknowledge([seqs[1]])
     assert len(files(tmp_path)) == 1
     own.close()
     assert ids(tmp_path) == ["req_4.0", "req_5.0"]
@@ -334,7 +334,7 @@ def test_full_disk_keeps_lines_in_memory_and_retries(tmp_path: Path, loop: FakeL
     disk.room = None
     loop.pass_time()
     assert [state.status for state in states] == ["unwritable", "ok"]
-    own.acknowledge(first)
+    own.acknowledge([first])
     own.recorded(first)
     own.close()
     assert ids(tmp_path) == ["req_1.0", "req_2.0", "req_3.0"] and loop.later == []
@@ -364,7 +364,7 @@ def test_acknowledged_while_the_disk_is_full(tmp_path: Path, loop: FakeLoop, mon
     disk.room = 0
     seq = own.append(line(1))
     loop.turn()
-    own.acknowledge(seq)
+    own.acknowledge([seq])
     assert own.backlog == 0
     own.close()
     assert files(tmp_path) == [] and own.dropped == 0

@@ -67,7 +67,7 @@ def read_answer(body: bytes) -> Answer:
     failure = failure or failure_in(parsed.error)
     if failure is None and parsed.choices is None:
         failure = bare_failure(loose)
-    elif failure is None:
+    elif failure is None and loose is not None:
         deltas += beside(loose, {delta.text for delta in deltas})
     return Answer(deltas, finishes, usage_of(parsed), failure, parsed.choices is not None or failure is not None)
 

@@ -183,7 +183,7 @@ class ClientConnection(HttpToolsProtocol):
             return
         self.deadline = self._now + self.bounds.body_idle_s
         keep_alive = modern and self.parser.should_keep_alive()
-        exchange = Exchange(self, method, path, self.fields, query=query, peer=self.peer, arrived=self._now, modern=modern, keep_alive=keep_alive)
+        exchange = Exchange(self, method, path, self.fields, query, self.peer, self._now, modern, keep_alive)  # names would cost a dict
         self._receiving = exchange
         self.fields = {}  # trailers are nobody's
         if self._active is None:

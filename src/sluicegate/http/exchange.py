@@ -61,7 +61,6 @@ class Exchange:
         method: str,
         path: str,
         headers: dict[bytes, bytes],
-        *,
         query: bytes = b"",
         peer: str = "",
         arrived: float = 0.0,
@@ -175,6 +174,18 @@ class Exchange:
         if not self._complete:
             self.keep_alive = False  # what is left of the body would be read as the next request
         self._held = b"".join((text, lines, self._framing(status, length)))
+
+    def answer(self, status: int, body: bytes, lines: bytes = b"") -> None:
+        """All of an answer at once: as `start` and `finish` do, with less on the way for what most requests get. lines: as in `start`."""
+        if self.started or self.gone or not self._complete or not self.keep_alive or self.method == "HEAD" or status != 200:
+            self.start(status, (), len(body), lines)
+            self.finish(body)
+            return
+        self.started = True
+        self._held = b"%b\r\n%b%b\r\ncontent-length: %d\r\n\r\n" % (wire.STATUS_LINES[status], self._connection.date, lines, len(body))
+        self._send(body)
+        self.finished = True
+        self._connection.answered(self)
 
     def _framing(self, status: int, length: int | None) -> bytes:
         """Decides how the answer ends, and returns the end of its head."""

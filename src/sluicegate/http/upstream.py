@@ -58,7 +58,7 @@ class Call:
         *("_waiter", "_wrote_at"),
     )
 
-    def __init__(self, pool: "Pool", head: bytes, body: bytes, timeouts: Timeouts, ends_at: float, *, bodiless: bool) -> None:
+    def __init__(self, pool: "Pool", head: bytes, body: bytes, timeouts: Timeouts, ends_at: float, bodiless: bool) -> None:
         self.status = 0
         self.headers: dict[bytes, bytes] = {}
         self.written = False
@@ -348,7 +348,7 @@ class Pool:
             head = self._head(method, path, tuple(headers))
         length = b"\r\ncontent-length: %d\r\n\r\n" % len(body) if body or method not in _BODILESS else b"\r\n\r\n"
         end = ends_at if ends_at is not None else self.loop.time() + timeouts.total_ms / 1000
-        return Call(self, head + length, body, timeouts, end, bodiless=method == b"HEAD")
+        return Call(self, head + length, body, timeouts, end, method == b"HEAD")
 
     def _head(self, method: bytes, path: bytes, headers: tuple[tuple[bytes, bytes], ...]) -> bytes:
         """Request line and headers, kept: a provider's are the same for every call."""

@@ -71,6 +71,22 @@ async def test_head_and_data_go_out_together() -> None:
     ]
 
 
+@pytest.mark.parametrize("raw", [GET, OLD, b"HEAD /x HTTP/1.1\r\nHost: x\r\n\r\n", b"GET /x HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"])
+@pytest.mark.parametrize("status", [200, 204, 404])
+async def test_a_whole_answer_is_start_and_finish(raw: bytes, status: int) -> None:
+    """The same bytes, the same end."""
+
+    def at_once(exchange: Exchange) -> None:
+        exchange.answer(status, b"{}", b"\r\na: b")
+
+    def in_steps(exchange: Exchange) -> None:
+        exchange.start(status, (), 2, b"\r\na: b")
+        exchange.finish(b"{}")
+
+    one, other = await ask(raw, at_once), await ask(raw, in_steps)
+    assert (one.writes, one.is_closing()) == (other.writes, other.is_closing())
+
+
 async def test_an_empty_write_sends_the_head_alone() -> None:
     """Who wants the head out early can have it."""
 
