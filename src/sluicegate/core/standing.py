@@ -6,7 +6,8 @@ breaker   after so many requests in a row that it failed it is not called for a 
 
 Invariants: while the breaker is not closed at most one permit is out, but a probe that does not report within a pause has lost its place (it hangs,
 or was forgotten), so no probe can keep a deployment out for ever. A permit carries the generation in which it was given; a report from an earlier one
-changes nothing, so calls that were under way when the breaker opened neither close it nor extend its pause.
+changes nothing, so calls that were under way when the breaker opened neither close it nor extend its pause. With one exception: a probe whose answer
+takes longer than a pause closes the breaker all the same, unless a later one has failed; else a deployment that is slow and well would stay out.
 """
 
 from collections.abc import Callable
@@ -30,7 +31,7 @@ class Standing:
     """One deployment."""
 
     __slots__ = (
-        *("_failures_max", "_on_change", "_pause_s", "_permit"),
+        *("_failures_max", "_on_change", "_opened", "_pause_s", "_permit"),
         *("cool_reason", "cool_until_s", "deployment", "failures", "in_flight", "limited", "open_until_s", "reason", "state"),
     )
 
@@ -47,6 +48,7 @@ class Standing:
         self.configure(failures_max, pause_s)
         self._on_change = on_change
         self._permit = Permit(0, False)  # that is given out in this generation
+        self._opened = 0  # the generation in which it opened last
 
     def configure(self, failures_max: int, pause_s: float) -> None:
         """What counts from now on; a pause that has begun lasts as long as it was to last."""
@@ -70,7 +72,7 @@ class Standing:
 
     def report(self, permit: Permit, report: Report, now_s: float) -> None:
         """What came of a permit."""
-        if permit is not self._permit:
+        if permit is not self._permit and not (report == "ok" and self.state == "probing" and permit.generation > self._opened):
             return
         if report == "void":
             if permit.probe:  # its place is free for the next
@@ -106,5 +108,7 @@ class Standing:
     def _change(self, state: State, reason: str) -> None:
         before, self.state, self.reason = self.state, state, reason
         self._permit = Permit(self._permit.generation + 1, state == "probing")
+        if state == "open":
+            self._opened = self._permit.generation
         if before != state:
             self._on_change(self.deployment, "breaker", before, state, reason)

@@ -79,7 +79,7 @@ def test_a_probe_that_says_nothing_returns_its_place() -> None:
 
 
 def test_a_probe_that_hangs_loses_its_place() -> None:
-    """After a pause another one may try, and the late report of the first changes nothing (case 43)."""
+    """After a pause another one may try, and that the first fails at last changes nothing (case 43)."""
     stage = Stage()
     stage.open()
     stage.now_s = 10.0
@@ -92,6 +92,42 @@ def test_a_probe_that_hangs_loses_its_place() -> None:
     assert stage.standing.state == "probing"
     stage.standing.report(second, "ok", 20.0)
     assert stage.standing.state == "closed"
+
+
+def test_a_probe_that_takes_longer_than_a_pause_still_closes_it() -> None:
+    """Whole answers may: with a new probe each pause, and only the last one's word counting, a deployment that is well would stay out for ever."""
+    stage = Stage()
+    stage.open()
+    stage.now_s = 10.0
+    slow = stage.permit()
+    assert slow is not None
+    stage.now_s = 20.0
+    second = stage.permit()
+    assert second is not None
+    stage.standing.report(slow, "ok", 25.0)
+    assert (stage.standing.state, stage.standing.failures) == ("closed", 0)
+    stage.standing.report(second, "failed", 26.0)  # of a time that is over
+    assert (stage.standing.state, stage.standing.failures) == ("closed", 0)
+
+
+@pytest.mark.parametrize("later", ["a probe failed", "it has closed and opened"])
+def test_a_slow_probe_says_nothing_of_what_came_after_it(later: str) -> None:
+    """What has been seen to fail since its call is not closed by its success."""
+    stage = Stage()
+    stage.open()
+    stage.now_s = 10.0
+    slow = stage.permit()
+    stage.now_s = 20.0
+    if later == "a probe failed":
+        stage.call("failed")
+    else:
+        stage.call("ok")
+        stage.open()
+    stage.now_s = 30.0
+    probe = stage.permit()
+    assert slow is not None and probe is not None
+    stage.standing.report(slow, "ok", 30.0)
+    assert stage.standing.state == "probing"
 
 
 @pytest.mark.parametrize("report", ["ok", "failed", "void"])
