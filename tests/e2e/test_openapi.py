@@ -50,7 +50,7 @@ async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
 
 def served() -> dict[str, Any]:
     """The document of all that is served."""
-    return openapi.document(surface.Surface(None, None, None, None, None)._routes, surface._DIALECTS)  # type: ignore[arg-type]
+    return openapi.document(surface.Surface(None, None, None, None, None, None)._routes, surface._DIALECTS)  # type: ignore[arg-type]
 
 
 DOCUMENT = served()

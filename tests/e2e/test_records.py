@@ -9,9 +9,11 @@ import subprocess
 import sys
 import threading
 import time
+from datetime import datetime, timedelta
 from pathlib import Path
 from signal import SIGKILL
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 
@@ -127,7 +129,14 @@ def test_a_report_of_records_and_of_the_log(tmp_path: Path) -> None:
     table = report(tmp_path, "--by", "key", "--until", time.strftime("%Y-%m-%d", time.gmtime(time.time() + DAY_S)))
     assert [line.split()[:2] for line in table.splitlines()[1:]] == [["acme/team/@k", "4"], ["acme/team/@r", "2"], ["total", "6"]]
     assert "total" in report(tmp_path, "--since", "2100-01-01")
-    for options in (["--by", "colour"], ["--since", "yesterday"]):
+    by_hour = ["--by", "hour", "--tz", "Asia/Kathmandu", "--format", "csv"]
+    there = [f"{datetime.fromtimestamp(time.time() - ago, ZoneInfo('Asia/Kathmandu')):%Y-%m-%dT%H}" for ago in (0, 60)]
+    assert {line["hour"] for line in csv.DictReader(io.StringIO(report(tmp_path, *by_hour)))} <= set(there)
+    assert report(tmp_path, *by_hour, "--log", str(log)) == report(tmp_path, *by_hour)
+    an_hour_ago = datetime.now(ZoneInfo("Asia/Kathmandu")) - timedelta(hours=1)
+    for since in (an_hour_ago.isoformat(), f"{an_hour_ago:%Y-%m-%dT%H:%M:%S}"):  # with its offset, and as the zone's
+        assert json.loads(report(tmp_path, "--since", since, "--tz", "Asia/Kathmandu", "--format", "json"))["total"]["requests"] == 6
+    for options in (["--by", "colour"], ["--since", "yesterday"], ["--tz", "Nowhere"]):
         with pytest.raises(subprocess.CalledProcessError) as failed:
             report(tmp_path, *options)
         assert failed.value.returncode == 2 and options[0] in failed.value.stderr

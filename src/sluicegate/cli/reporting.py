@@ -3,10 +3,11 @@
 import asyncio
 import sys
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
+from zoneinfo import ZoneInfo
 
 import msgspec
 import typer
@@ -33,8 +34,9 @@ class Format(StrEnum):
 
 
 By = Annotated[str, typer.Option("--by", metavar="NAMES", help="Of tenant, key, model, deployment, provider, day, hour, label, tag:NAME; by commas.")]
-Since = Annotated[str, typer.Option("--since", metavar="TIME", help="2026-11-30 or 2026-11-30T14:00, in UTC; the first that counts.")]
+Since = Annotated[str, typer.Option("--since", metavar="TIME", help="2026-11-30 or 2026-11-30T14:00, in the zone of --tz; the first that counts.")]
 Until = Annotated[str, typer.Option("--until", metavar="TIME", help="The first that does not count any more.")]
+Zone = Annotated[str, typer.Option("--tz", metavar="ZONE", help="Of days, hours and times without an offset, such as Europe/Berlin.")]
 Log = Annotated[Path | None, typer.Option("--log", metavar="FILE", help="A log of requests (`log: {access: json}`) instead; - for standard input.")]
 
 
@@ -42,6 +44,7 @@ def report(
     by: By = "key,model",
     since: Since = "",
     until: Until = "",
+    tz: Zone = "UTC",
     form: Annotated[Format, typer.Option("--format", help="How it is printed.")] = Format.table,
     log: Log = None,
     config: ConfigFile = DEFAULT_CONFIG,
@@ -49,9 +52,10 @@ def report(
 ) -> None:
     """Print who has used what: requests, 429s, errors, cache hits, fallbacks, tokens, cost, latencies."""
     names = tuple(name.strip() for name in by.split(",") if name.strip())
-    question = Question(names, {}, _time_ms("--since", since), _time_ms("--until", until))
+    zone = _zone(tz)
+    question = Question(names, {}, _time_ms("--since", since, zone), _time_ms("--until", until, zone), tz)
     try:
-        sums = Sums(names)
+        sums = Sums(names, tz)
     except ValueError as error:
         raise InputError(f"--by: {str(error).partition(': ')[2]}") from None
     if log is not None:
@@ -89,11 +93,19 @@ async def _ask(url: str, question: Question) -> Usage:
         await records.close()
 
 
-def _time_ms(option: str, text: str) -> int:
+def _zone(name: str) -> ZoneInfo:
+    try:
+        return ZoneInfo(name)
+    except (KeyError, OSError, ValueError):
+        raise InputError(f"--tz: {name!r} is no time zone such as Europe/Berlin") from None
+
+
+def _time_ms(option: str, text: str, zone: ZoneInfo) -> int:
     if not text:
         return 0
     try:
-        return int(datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp() * 1000)
+        moment = datetime.fromisoformat(text)
+        return int((moment if moment.tzinfo is not None else moment.replace(tzinfo=zone)).timestamp() * 1000)
     except ValueError:
         raise InputError(f"{option}: {text!r} is no time such as 2026-11-30 or 2026-11-30T14:00") from None
 

@@ -107,12 +107,13 @@ class Key(msgspec.Struct, frozen=True):
 class Sums:
     """Adds up figures by group."""
 
-    def __init__(self, group_by: Sequence[str]) -> None:
-        """Raises ValueError for a name that is none."""
+    def __init__(self, group_by: Sequence[str], zone: str = "UTC") -> None:
+        """zone: whose days and hours records are put into. Raises ValueError for a name that is none."""
         unknown = [name for name in group_by if name not in GROUPS and not name.startswith(TAG)]
         if unknown:
             raise ValueError(f"group_by: {unknown[0]!r} is none of {', '.join(GROUPS)}, {TAG}NAME")
         self._names = tuple(group_by)
+        self._zone = ZoneInfo(zone)
         self._sums: dict[tuple[str, ...], list[int]] = {}
 
     def add(self, key: Key, amounts: Iterable[int]) -> None:
@@ -127,7 +128,8 @@ class Sums:
     def add_record(self, record: Record) -> None:
         """A request as its record tells it."""
         model = "" if record.error == UNKNOWN_MODEL else record.model
-        key = Key(record.key_id, model, record.deployment, record.time_ms // 1000, record.client_user, record.tags)
+        time_s = record.time_ms // 1000
+        key = Key(record.key_id, model, record.deployment, time_s + _offset_s(self._zone, time_s), record.client_user, record.tags)
         amounts = record.input_tokens, record.output_tokens, record.cost_nano_usd
         self.add(key, (int(bool(record.attempts)), len(record.attempts), *amounts, *counts(record)))
 
