@@ -131,6 +131,19 @@ async def test_it_opens_on_the_nth_failure_and_one_probe_closes_it(tmp_path: Pat
         assert standing.state == "closed"
 
 
+async def test_streams_that_die_each_time_cost_one_client_per_pause(tmp_path: Path) -> None:
+    """The probe that begins well and dies opens the breaker again by itself: the next client is answered elsewhere."""
+    async with running(tmp_path, more=resilience(failures=3), **ROUTE) as bench:
+        bench.slack, time = 1000, Time(bench)
+        bench.mock.fault(count=0, model="one", cut_after=3)
+        for _ in range(3):
+            await tries(bench, stream=True)
+        for _ in range(2):
+            time.now_s += 10
+            assert await tries(bench, stream=True) == "200 mock/one:200"
+            assert [await tries(bench, stream=True) for _ in range(2)] == ["200 second/two:200"] * 2
+
+
 async def test_case_43_a_probe_that_tells_nothing_returns_its_place(tmp_path: Path) -> None:
     """It got a 400, which says nothing of the deployment: the next request may try at once."""
     async with running(tmp_path, more=resilience(failures=1), **ROUTE) as bench:

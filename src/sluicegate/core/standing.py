@@ -7,7 +7,9 @@ breaker   after so many requests in a row that it failed it is not called for a 
 Invariants: while the breaker is not closed at most one permit is out, but a probe that does not report within a pause has lost its place (it hangs,
 or was forgotten), so no probe can keep a deployment out for ever. A permit carries the generation in which it was given; a report from an earlier one
 changes nothing, so calls that were under way when the breaker opened neither close it nor extend its pause. With one exception: a probe whose answer
-takes longer than a pause closes the breaker all the same, unless a later one has failed; else a deployment that is slow and well would stay out.
+takes longer than a pause closes the breaker all the same, unless a later one has failed; else a deployment that is slow and well would stay out. The
+probe that closed it may be reported a second time, as failed: its answer began well and broke off, which opens the breaker again, if that comes within
+a pause (later there have been others, by whom the deployment is known).
 """
 
 from collections.abc import Callable
@@ -21,7 +23,7 @@ OnChange = Callable[[str, str, str, str, str], None]  # (deployment, what, from,
 
 
 class Permit(msgspec.Struct, frozen=True):
-    """Leave to call a deployment once, whatever number of tries that is. Each is reported exactly once."""
+    """Leave to call a deployment once, whatever number of tries that is. Each is reported once; a probe that began well and broke off, twice."""
 
     generation: int
     probe: bool
@@ -31,7 +33,7 @@ class Standing:
     """One deployment."""
 
     __slots__ = (
-        *("_failures_max", "_on_change", "_opened", "_pause_s", "_permit"),
+        *("_closer", "_failures_max", "_on_change", "_opened", "_pause_s", "_permit"),
         *("cool_reason", "cool_until_s", "deployment", "failures", "in_flight", "limited", "open_until_s", "reason", "state"),
     )
 
@@ -40,7 +42,7 @@ class Standing:
         self.state: State = "closed"
         self.reason = ""  # of the last change of `state`
         self.failures = 0  # requests in a row
-        self.open_until_s = 0.0  # or the end of the probe's time
+        self.open_until_s = 0.0  # or the end of the probe's time; closed: until when the probe that closed it may take that back
         self.in_flight = 0  # requests that this worker has there
         self.cool_until_s = 0.0  # 0: it does not
         self.cool_reason = ""
@@ -49,6 +51,7 @@ class Standing:
         self._on_change = on_change
         self._permit = Permit(0, False)  # that is given out in this generation
         self._opened = 0  # the generation in which it opened last
+        self._closer: Permit | None = None  # the probe that has closed it since
 
     def configure(self, failures_max: int, pause_s: float) -> None:
         """What counts from now on; a pause that has begun lasts as long as it was to last."""
@@ -72,8 +75,12 @@ class Standing:
 
     def report(self, permit: Permit, report: Report, now_s: float) -> None:
         """What came of a permit."""
-        if permit is not self._permit and not (report == "ok" and self.state == "probing" and permit.generation > self._opened):
-            return
+        if permit is not self._permit:
+            if permit is self._closer and report == "failed" and now_s < self.open_until_s:
+                self._open("the probe broke off", now_s)
+                return
+            if report != "ok" or self.state != "probing" or permit.generation <= self._opened:
+                return
         if report == "void":
             if permit.probe:  # its place is free for the next
                 self._permit = Permit(permit.generation + 1, True)
@@ -82,12 +89,12 @@ class Standing:
         if report == "ok":
             self.failures = 0
             if permit.probe:
+                self._closer, self.open_until_s = permit, now_s + self._pause_s
                 self._change("closed", "the probe succeeded")
             return
         self.failures += 1
         if permit.probe or self.failures >= self._failures_max:
-            self.open_until_s = now_s + self._pause_s
-            self._change("open", "the probe failed" if permit.probe else f"{self.failures} failures in a row")
+            self._open("the probe failed" if permit.probe else f"{self.failures} failures in a row", now_s)
 
     def cool(self, for_s: float, now_s: float, reason: str, limited: bool = True) -> float:
         """It is not called for so long. Seconds by which that is longer than was known."""
@@ -105,10 +112,13 @@ class Standing:
         closed_for = self.open_until_s - now_s if self.state != "closed" else 0.0
         return max(0.0, self.cool_until_s - now_s, closed_for)
 
+    def _open(self, reason: str, now_s: float) -> None:
+        self.open_until_s = now_s + self._pause_s
+        self._change("open", reason)
+        self._opened, self._closer = self._permit.generation, None
+
     def _change(self, state: State, reason: str) -> None:
         before, self.state, self.reason = self.state, state, reason
         self._permit = Permit(self._permit.generation + 1, state == "probing")
-        if state == "open":
-            self._opened = self._permit.generation
         if before != state:
             self._on_change(self.deployment, "breaker", before, state, reason)

@@ -130,6 +130,36 @@ def test_a_slow_probe_says_nothing_of_what_came_after_it(later: str) -> None:
     assert stage.standing.state == "probing"
 
 
+def test_a_probe_whose_answer_dies_after_its_begin_opens_it_again() -> None:
+    """That it began has let the others in; that it died takes it back, without as many failures as the first time."""
+    stage = Stage()
+    stage.open()
+    stage.now_s = 10.0
+    probe = stage.permit()
+    assert probe is not None
+    stage.standing.report(probe, "ok", 10.0)
+    meanwhile = stage.permit()
+    assert meanwhile is not None
+    stage.standing.report(probe, "failed", 11.0)
+    assert (stage.standing.state, stage.standing.ready_in_s(11.0)) == ("open", 10.0)
+    stage.standing.report(meanwhile, "failed", 12.0)
+    stage.standing.report(probe, "failed", 12.0)
+    assert stage.standing.ready_in_s(11.0) == 10.0
+    assert stage.changes[-1] == ("p/m", "breaker", "closed", "open", "the probe broke off")
+
+
+def test_a_probe_that_breaks_off_long_after_it_closed_a_breaker_changes_nothing() -> None:
+    """By then others are what the deployment is known by."""
+    stage = Stage()
+    stage.open()
+    stage.now_s = 10.0
+    probe = stage.permit()
+    assert probe is not None
+    stage.standing.report(probe, "ok", 10.0)
+    stage.standing.report(probe, "failed", 20.0)
+    assert (stage.standing.state, stage.standing.failures) == ("closed", 0)
+
+
 @pytest.mark.parametrize("report", ["ok", "failed", "void"])
 def test_reports_of_calls_from_before_change_nothing(report: Report) -> None:
     """A call that was under way when the breaker opened neither closes it nor extends its pause."""
