@@ -7,9 +7,9 @@ breaker   after so many requests in a row that it failed it is not called for a 
 Invariants: while the breaker is not closed at most one permit is out, but a probe that does not report within a pause has lost its place (it hangs,
 or was forgotten), so no probe can keep a deployment out for ever. A permit carries the generation in which it was given; a report from an earlier one
 changes nothing, so calls that were under way when the breaker opened neither close it nor extend its pause. With one exception: a probe whose answer
-takes longer than a pause closes the breaker all the same, unless a later one has failed; else a deployment that is slow and well would stay out. The
-probe that closed it may be reported a second time, as failed: its answer began well and broke off, which opens the breaker again, if that comes within
-a pause (later there have been others, by whom the deployment is known).
+takes longer than a pause closes the breaker all the same, unless a later one has failed; else a deployment that is slow and well would stay out.
+The probe that closed it may be reported a second time, as failed: its answer began well and broke off, which opens the breaker again if it comes
+within a pause (later there have been others, by whom the deployment is known).
 """
 
 from collections.abc import Callable
