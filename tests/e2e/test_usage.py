@@ -20,7 +20,7 @@ from sluicegate.records.requests import Line
 from sluicegate.records.rows import RecordsUnavailable, UsageRow
 from sluicegate.records.schema import DAY_S
 from sluicegate.records.store import Records
-from support_inloop import Bench, Reply, running
+from support_inloop import INPUT_NANO_USD, OUTPUT_NANO_USD, Bench, Reply, running
 from support_records import opened
 
 KEY = "sk-admin-of-the-tests"
@@ -110,7 +110,8 @@ async def test_usage_ledger_rows_and_truth_agree(tmp_path: Path, records_url: st
             assert total["counted"] == sum(row["tries"] > 0 for row in rows) == 8
         everything = (await usage(bench))["total"]
         assert everything["input_tokens"] + everything["output_tokens"] >= bench.total > 0
-        assert everything["cost_usd"] * 1e6 >= bench.mock.truth.stats().total.prompt_tokens * 0.5
+        truth = bench.mock.truth.stats().total
+        assert round(everything["cost_usd"] * 1e9) >= truth.prompt_tokens * INPUT_NANO_USD + truth.completion_tokens * OUTPUT_NANO_USD
         wanted = {"requests": 12, "throttled": 1, "refused": 1, "errors": 2, "fallbacks": 1}
         assert {name: everything[name] for name in wanted} == wanted
 
