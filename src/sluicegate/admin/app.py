@@ -12,7 +12,7 @@ from fastapi import FastAPI, Response
 from fastapi.openapi.utils import get_openapi
 
 from sluicegate import __version__
-from sluicegate.admin import configuration, errors, faults, forecasts, health, usage
+from sluicegate.admin import audit, configuration, errors, events, faults, forecasts, health, usage
 from sluicegate.admin.services import Services
 from sluicegate.openapi import page
 
@@ -48,10 +48,11 @@ def build(services: Services) -> FastAPI:
         generate_unique_id_function=lambda route: "_".join((*map(str, route.tags), route.name)),
     )
     app.state.services = services
+    app.state.live_clients = set()
     app.state.oversubscription = health.Oversubscription()
     app.state.forecasting = asyncio.Lock()
     errors.install(app)
-    app.state.routers = [part.router for part in (health, faults, configuration, forecasts, usage)]
+    app.state.routers = [part.router for part in (health, faults, configuration, audit, events, forecasts, usage)]
     for router in app.state.routers:
         app.include_router(router)
     documents = cache(lambda: _document(app))  # when somebody asks for it

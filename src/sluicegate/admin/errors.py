@@ -58,9 +58,14 @@ def not_found(what: str, param: str, code: str) -> Reject:
     return Reject(404, "invalid_request_error", code, what, param)
 
 
+def answer_to(error: Reject) -> Response:
+    """What is told of it."""
+    return _answer(error.status, error.message, error.type, error.param, error.code, {k.decode(): v.decode() for k, v in error.headers})
+
+
 async def _rejected(_request: Request, error: Exception) -> Response:
     assert isinstance(error, Reject)
-    return _answer(error.status, error.message, error.type, error.param, error.code, {k.decode(): v.decode() for k, v in error.headers})
+    return answer_to(error)
 
 
 async def _invalid(request: Request, error: Exception) -> Response:

@@ -1,6 +1,6 @@
 """`/admin/v1/chaos`: makes a deployment fail on purpose for a time, in all workers (chaos.py)."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
 from pydantic import ConfigDict, Field
@@ -108,24 +108,39 @@ async def show(chaotic: Chaotic, page: Paged) -> Listing[FaultState]:
 
 
 @router.post("", summary="Make a deployment fail for a time", status_code=201)
-async def make(caller: Operator, chaotic: Chaotic, asked: ChaosRequest) -> FaultState:
+async def make(request: Request, caller: Operator, chaotic: Chaotic, asked: ChaosRequest) -> FaultState:
     services, chaos = chaotic
     if asked.deployment not in services.deployments():
         raise not_found("There is no such deployment in a route; GET /admin/v1/health names them.", "deployment", "deployment_not_found")
-    fault = _fault(asked, services.time_ms())
+    fault = _fault(asked, services.ledger.now_ms())
+    before = _shown(chaos, asked.deployment)
     chaos.set(asked.deployment, fault, f"set by {caller.name}")
+    services.audit.note(caller, "chaos.set", asked.deployment, before, _shown(chaos, asked.deployment), request)
     return fault_state(asked.deployment, fault)
 
 
 @router.delete("", summary="End all faults")
-async def end_all(caller: Operator, chaotic: Chaotic) -> Cleared:
-    _, chaos = chaotic
-    return Cleared(deployments=chaos.clear(None, f"ended by {caller.name}"))
+async def end_all(request: Request, caller: Operator, chaotic: Chaotic) -> Cleared:
+    services, chaos = chaotic
+    return _cleared(services, chaos, None, caller, request)
 
 
 @router.delete("/{deployment:path}", summary="End the fault of one deployment")
-async def end(caller: Operator, chaotic: Chaotic, deployment: str) -> Cleared:
+async def end(request: Request, caller: Operator, chaotic: Chaotic, deployment: str) -> Cleared:
     services, chaos = chaotic
     if deployment not in services.deployments():
         raise not_found("There is no such deployment in a route; GET /admin/v1/health names them.", "deployment", "deployment_not_found")
-    return Cleared(deployments=chaos.clear(deployment, f"ended by {caller.name}"))
+    return _cleared(services, chaos, deployment, caller, request)
+
+
+def _cleared(services: Services, chaos: Chaos, deployment: str | None, caller: Caller, request: Request) -> Cleared:
+    before = {each: _shown(chaos, each) for each in chaos.faults}
+    cleared = chaos.clear(deployment, f"ended by {caller.name}")
+    for each in cleared:
+        services.audit.note(caller, "chaos.cleared", each, before[each], None, request)
+    return Cleared(deployments=cleared)
+
+
+def _shown(chaos: Chaos, deployment: str) -> dict[str, Any] | None:
+    fault = chaos.faults.get(deployment)
+    return fault_state(deployment, fault).model_dump() if fault is not None else None
