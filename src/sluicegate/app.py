@@ -213,7 +213,7 @@ class Worker:
 
         later = asyncio.get_running_loop().call_later
         calls, on = self.gateway.calls, self._config.admin.chaos
-        chaos = Chaos(calls, self._knows, self.bus.publish, later, time_ms, random.random) if on else None
+        chaos = Chaos(calls, self._knows, self.bus.publish, later, self.ledger.now_ms, random.random) if on else None
         if chaos is not None:
             self.bus.subscribe("chaos", chaos.hear, earlier=True)
         return app.build(

@@ -17,7 +17,7 @@ from sluicegate.ledger.contract import Ledger, LedgerUnavailable
 from sluicegate.records.store import Records
 
 FOLLOWED_S = 1_800.0  # after which no request is under way that began without the limit
-FIRST_AGAIN_S, LAST_AGAIN_S = 1.0, 30.0  # between two looks: doubled with each
+FIRST_AGAIN_S, LAST_AGAIN_S = 1.0, 4.0  # between two looks: doubled with each
 
 Counters = Mapping[str, Iterable[Counter]]  # by tree
 

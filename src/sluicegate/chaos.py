@@ -12,7 +12,7 @@ Invariant: a fault changes what the gateway is told, never what it books: holds 
 
 import asyncio
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, Protocol
 
 import msgspec
@@ -63,6 +63,7 @@ class _Told(msgspec.Struct, frozen=True):
 
     deployment: str | None  # None: all, to end them
     fault: Fault | None
+    at: tuple[int, float]  # when it was said, and a draw for what was said at the same time: the later one stands, in whatever order they are heard
 
 
 class Message(Protocol):
@@ -90,8 +91,10 @@ class Chaos:
         time_ms: Callable[[], int],
         random: Callable[[], float],
     ) -> None:
-        """knows: whether there is such a deployment. publish: tells the other workers, by kind and data. later: after seconds."""
+        """knows: whether there is such a deployment. publish: tells the other workers, by kind and data. later: after seconds. time_ms: a clock that
+        all workers share."""
         self.faults: dict[str, Fault] = {}
+        self._said: dict[str | None, tuple[int, float]] = {}  # when something was last said of a deployment, or (None) of all
         self._calls = calls
         self._knows = knows
         self._publish = publish
@@ -103,21 +106,29 @@ class Chaos:
     def set(self, deployment: str, fault: Fault, reason: str) -> None:
         """From now on, in all workers, in place of what was before."""
         self._change(deployment, fault, reason)
-        self._publish(KIND, {"deployment": deployment, "fault": msgspec.to_builtins(fault)})
+        self._publish(KIND, {"deployment": deployment, "fault": msgspec.to_builtins(fault), "at": self._now(deployment)})
 
     def clear(self, deployment: str | None, reason: str) -> list[str]:
         """Ends it (None: all) in all workers, also where only they know of it. Returns the deployments for which there was one here."""
-        ended = self._end(deployment, reason)
-        self._publish(KIND, {"deployment": deployment, "fault": None})
-        return ended
+        ended = [each for each in self.faults if deployment in (None, each)]
+        self._end(ended, reason)
+        self._publish(KIND, {"deployment": deployment, "fault": None, "at": self._now(deployment)})
+        return sorted(ended)
 
     def hear(self, message: Message) -> None:
         """What another worker was told. Raises msgspec.ValidationError for what nobody can have been told."""
         told = msgspec.convert(message.data, _Told)
-        if told.fault is None or told.deployment is None:
-            self._end(told.deployment, "ended through another worker")
+        if told.at <= self._last(told.deployment):
+            return  # it is older than what is known
+        if told.deployment is None:
+            self._end([each for each in self.faults if self._last(each) < told.at], "ended through another worker")
+        elif told.fault is None:
+            self._end([each for each in self.faults if each == told.deployment], "ended through another worker")
         elif self._knows(told.deployment):
             self._change(told.deployment, told.fault, "set through another worker")
+        else:
+            return
+        self._said[told.deployment] = told.at
 
     def disturb(self, call: Call, deployment: str) -> Call:
         """A call that has not been started, as its deployment's fault has it."""
@@ -126,11 +137,19 @@ class Chaos:
             return call
         return _Disturbed(call, fault, fails=self._random() < fault.failure_rate)
 
-    def _end(self, deployment: str | None, reason: str) -> list[str]:
-        ended = sorted(each for each in self.faults if deployment in (None, each))
-        for each in ended:
+    def _now(self, deployment: str | None) -> tuple[int, float]:
+        """Later than all that has been said of it."""
+        last_ms, _ = max(self._said.values(), default=(0, 0.0)) if deployment is None else self._last(deployment)
+        said = self._said[deployment] = max(self._time_ms(), last_ms + 1), self._random()
+        return said
+
+    def _last(self, deployment: str | None) -> tuple[int, float]:
+        never = (0, 0.0)
+        return max(self._said.get(deployment, never), self._said.get(None, never))
+
+    def _end(self, deployments: Iterable[str], reason: str) -> None:
+        for each in sorted(deployments):
             self._change(each, None, reason)
-        return ended
 
     def _change(self, deployment: str, fault: Fault | None, reason: str) -> None:
         left_ms = min(fault.until_ms - self._time_ms(), FOR_MS_MAX) if fault is not None else 0

@@ -235,7 +235,7 @@ class Holding:
         standing = self.waiting.lines[template.counters[behind].key_prefix].standing
         refset, amounts = template.refset(self._ledger.now_ms()), self._amounts(trip, attempt)
         told = self._told(trip, attempt)
-        return refusals.still_waiting(behind, template.counters, refset, amounts, attempt.need, figures.want, standing, **told)
+        return refusals.still_waiting(behind, template.counters, refset, amounts, figures.need, figures.want, standing, **told)
 
     def _give_back(self, trip: Trip, attempt: Attempt) -> None:
         """A place costs no hold: neither at the deployment nor of an earlier attempt."""

@@ -150,7 +150,8 @@ class Recovery:
                 if tree in self._ledger.trees:
                     self._leave(tree)
                     self._change(tree, "doubt", "a limit is new, and what was used before is not known yet")
-            self._beginnings.follow(new)
+        if new or fresh:
+            self._beginnings.follow(new | {tree: counters[tree] for tree in fresh})
             self._awake.set()
         while any(not self._is_open(tree) for tree in fresh) and self._clock() < until:  # noqa: ASYNC110  (it may never come)
             await asyncio.sleep(LOOK_S)

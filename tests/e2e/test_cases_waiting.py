@@ -99,6 +99,16 @@ async def test_busy_is_waited_for(tmp_path: Path, redis_url: str, kind: str) -> 
             assert bench.worker.gateway.holding.waiting.lines == {}
 
 
+async def test_whose_wait_behind_others_ends_is_told_what_it_lacked(tmp_path: Path) -> None:
+    """Also one that has named no cap, so that all it might have said would never have fitted: busy, and neither too large nor a failure."""
+    async with waiting_bench(tmp_path, "200ms", max_output=4096, limits="[1000 tokens/day]", options={"ttft": 700, "completion": 5}) as bench:
+        first = await sent(bench, "sk-key", "first", max_tokens=None)
+        head = await sent(bench, "sk-key", "head", max_tokens=None)
+        behind = await asyncio.gather(*(bench.post(bench.body(max_tokens=None), more=b"timeout: 0.1\r\n") for _ in range(3)))
+        assert [reply.code for reply in behind] == ["budget_busy"] * 3
+        assert await codes(first, head) == ["200", "budget_busy"]
+
+
 async def test_without_a_queue_refusals_are_told_at_once(tmp_path: Path) -> None:
     """`max_wait: 0s` is what there is without the setting."""
     async with running(tmp_path, limits=ONE_AT_A_TIME, options=SLOW) as bench:

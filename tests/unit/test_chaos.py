@@ -117,14 +117,43 @@ def test_other_workers_hear_of_it() -> None:
     assert (other.chaos.faults, other.calls.disturb, other.told) == ({}, None, [])
 
 
+@pytest.mark.parametrize("of_all", [False, True])
+def test_the_later_word_stands_in_whatever_order_it_is_heard(of_all: bool) -> None:
+    """A fault is set at one worker and ended at another before either has heard of the other: it is over at both; and set again, in force at both."""
+    one, other = Stage(), Stage()
+    one.chaos.set("p/a", fault(status=429), "")
+    other.now_ms += 1
+    other.chaos.clear(None if of_all else "p/a", "")
+    other.hear(one.told[-1][1])
+    one.hear(other.told[-1][1])
+    assert (one.chaos.faults, other.chaos.faults) == ({}, {})
+    again = fault(status=500)
+    one.now_ms += 2
+    one.chaos.set("p/a", again, "")
+    one.hear(other.told[-1][1])
+    other.hear(one.told[-1][1])
+    assert (one.chaos.faults, other.chaos.faults) == ({"p/a": again}, {"p/a": again})
+
+
+def test_what_is_said_at_the_same_time_is_decided_by_a_draw() -> None:
+    """So that all workers end with the same."""
+    one, other = Stage(), Stage()
+    one.drawn, other.drawn = 0.2, 0.7
+    one.chaos.set("p/a", fault(status=429), "")
+    other.chaos.set("p/a", fault(status=500), "")
+    other.hear(one.told[-1][1])
+    one.hear(other.told[-1][1])
+    assert one.chaos.faults == other.chaos.faults == {"p/a": fault(status=500)}
+
+
 @pytest.mark.parametrize(
     "data",
     [
         {},
-        {"deployment": 5, "fault": None},
-        {"deployment": "p/a", "fault": {"until_ms": NOW_MS + 5, "failure_rate": 2}},
-        {"deployment": "p/a", "fault": {"until_ms": NOW_MS + 5, "latency_ms": -1}},
-        {"deployment": "p/a", "fault": {"until_ms": NOW_MS + 5, "cut_bytes": -1}},
+        {"deployment": 5, "fault": None, "at": [NOW_MS, 0.5]},
+        {"deployment": "p/a", "at": [NOW_MS, 0.5], "fault": {"until_ms": NOW_MS + 5, "failure_rate": 2}},
+        {"deployment": "p/a", "at": [NOW_MS, 0.5], "fault": {"until_ms": NOW_MS + 5, "latency_ms": -1}},
+        {"deployment": "p/a", "at": [NOW_MS, 0.5], "fault": {"until_ms": NOW_MS + 5, "cut_bytes": -1}},
     ],
 )
 def test_what_nobody_can_have_been_told_changes_nothing(data: Any) -> None:
@@ -139,10 +168,10 @@ def test_a_message_is_bounded_in_time_and_to_known_deployments() -> None:
     """One that is over, or of a deployment that is not here, sets nothing; none lasts for longer than an hour."""
     stage = Stage()
     set_ = msgspec.to_builtins(fault(10 * FOR_MS_MAX))
-    stage.hear({"deployment": "p/unknown", "fault": set_})
-    stage.hear({"deployment": "p/a", "fault": set_ | {"until_ms": NOW_MS}})
+    stage.hear({"deployment": "p/unknown", "fault": set_, "at": [NOW_MS, 0.5]})
+    stage.hear({"deployment": "p/a", "fault": set_ | {"until_ms": NOW_MS}, "at": [NOW_MS, 0.5]})
     assert stage.chaos.faults == {}
-    stage.hear({"deployment": "p/a", "fault": set_})
+    stage.hear({"deployment": "p/a", "fault": set_, "at": [NOW_MS, 0.6]})
     assert [seconds for seconds, _ in stage.later.entries] == [FOR_MS_MAX / 1000]
 
 

@@ -13,6 +13,7 @@ import structlog
 from sluicegate.beginnings import FIRST_AGAIN_S, FOLLOWED_S
 from sluicegate.core import counters as counting
 from sluicegate.core.claims import Announcement
+from sluicegate.core.record import Spent
 from sluicegate.ledger.contract import LedgerUnavailable
 from sluicegate.records.rows import NotLeading, RecordsUnavailable, TreeRow, WorkerRow
 from sluicegate.records.store import Records
@@ -837,6 +838,21 @@ async def test_what_was_under_way_when_a_limit_came_is_counted_when_it_ends(net:
     net.clock.now_ms += int(FOLLOWED_S * 1000)
     await one.recovery._round()
     assert not one.recovery._beginnings._followed
+
+
+async def test_what_was_under_way_when_an_organization_got_its_first_limit_is_counted_when_it_ends(net: Net) -> None:
+    """Its tree is new, since without a limit it had none."""
+    one = net.worker("one", trees=("u",))
+    await recovered(one)
+    running = asyncio.create_task(one.recovery.run())
+    await one.recovery.take_up({**one.counters, "t": (counter(LIMITS[0]),)}, 5)
+    running.cancel()
+    assert (await net.used(), one.ledger.trees["t"].open) == ((0, 0), True)
+    one.outbox.spend("t", "req_x.1", Spent("t/@k", "m", "p/d", net.clock.now_ms, 1, 1, 100, 200, 0))
+    await one.outbox.flush()
+    net.clock.now_ms += int(FIRST_AGAIN_S * 1000)
+    await one.recovery._round()
+    assert await net.used() == (300, 0)
 
 
 async def test_a_limit_that_is_new_while_the_records_are_away_admits_nothing(net: Net) -> None:
