@@ -1,10 +1,19 @@
 """Events: what they say of an entry, and which are asked for."""
 
+import re
+import time
+from pathlib import Path
+from typing import Any
+
 import msgspec
 
 from sluicegate import events
 from sluicegate.core.happening import PATTERNS, TYPES, wanted
+from sluicegate.events import Event
 from sluicegate.records.audit import Entry
+from sluicegate.webhooks import signature
+
+PAGE = (Path(__file__).parents[2] / "docs" / "events.md").read_text()
 
 
 def test_an_event_says_what_its_entry_does() -> None:
@@ -59,3 +68,25 @@ def test_types_are_asked_for_by_name_or_group() -> None:
     ]
     assert all(wanted(one, ()) for one in TYPES)
     assert {"budget.*", "budget.reset", "chaos.*"} < set(PATTERNS)
+
+
+def test_every_type_and_field_is_explained() -> None:
+    """On the page on events: types by their names, or below the group that they are of."""
+    rows = [line for line in PAGE.splitlines() if line.startswith("| `")]
+    for type_ in TYPES:
+        group, _, what = type_.partition(".")
+        assert any(f"`{type_}`" in row or (f"`{group}." in row and f"`.{what}`" in row) for row in rows), type_
+    assert [name for name in Event.__struct_fields__ if f"`{name}`" not in PAGE] == []
+
+
+def test_the_check_of_a_signature_on_the_page_works() -> None:
+    """It takes what is ours, and neither another body, nor another secret, nor what is old."""
+    [code] = [block for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if "def is_ours" in block]
+    named: dict[str, Any] = {}
+    exec(code, named)
+    is_ours, now_s = named["is_ours"], int(time.time())
+    made = signature(b"secret", now_s, b"{}").decode()
+    assert is_ours(b"secret", made, b"{}")
+    assert not is_ours(b"other", made, b"{}")
+    assert not is_ours(b"secret", made, b"[]")
+    assert not is_ours(b"secret", signature(b"secret", now_s - 301, b"{}").decode(), b"{}")

@@ -52,6 +52,7 @@ _HEADERS = {
     "x-sluicegate-idempotent": "`replayed`: the answer is that of an earlier request with the same `Idempotency-Key`, and free.",
     "x-sluicegate-replay-of": "That request's id.",
     "x-ratelimit-limit-requests": "The tightest limit on requests; likewise `remaining` and `reset`, and all three for `tokens`.",
+    "x-sluicegate-budget-warning": "The limit of which most is used, from its first warning mark on: `limit`, `used`, `remaining`, `reset`.",
 }
 _ASKED = {
     "x-sluicegate-include": "What to be told in the answer, with commas: `block`, a member `sluicegate`, whole or at the end of a stream; `cost`, "
