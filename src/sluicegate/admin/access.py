@@ -148,6 +148,12 @@ def require_key() -> Any:
     return Depends(caller)
 
 
+Viewer = Annotated[Caller, require("viewer")]
+Operator = Annotated[Caller, require("operator")]
+Admin = Annotated[Caller, require("admin")]
+Itself = Annotated[tuple[Key, Caller], require_key()]
+
+
 def _secret(presented: HTTPAuthorizationCredentials | None) -> str:
     return presented.credentials if presented is not None else ""
 

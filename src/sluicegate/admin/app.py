@@ -12,7 +12,7 @@ from fastapi import FastAPI, Response
 from fastapi.openapi.utils import get_openapi
 
 from sluicegate import __version__
-from sluicegate.admin import audit, configuration, errors, events, faults, forecasts, health, usage
+from sluicegate.admin import audit, configuration, errors, events, faults, forecasts, health, holds, increases, keys, limits, me, tenants, usage
 from sluicegate.admin.services import Services
 from sluicegate.openapi import page
 
@@ -25,7 +25,7 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
     for status, text in {
         400: "invalid_body, unknown_field, missing_field, invalid_value: `param` names the field.",
         401: "invalid_admin_key.",
-        403: "not_allowed: the role does not suffice; or what it is about is switched off.",
+        403: "not_allowed: the role does not suffice, or an ordinary key says what it may not; or what it is about is switched off.",
         404: "path_not_found, or what the request names is not there.",
         413: "request_body_too_large.",
         429: "too_many_failures: from this address; `retry-after` says when to come back.",
@@ -51,8 +51,11 @@ def build(services: Services) -> FastAPI:
     app.state.live_clients = set()
     app.state.oversubscription = health.Oversubscription()
     app.state.forecasting = asyncio.Lock()
+    app.state.adjusting = asyncio.Lock()
     errors.install(app)
-    app.state.routers = [part.router for part in (health, faults, configuration, audit, events, forecasts, usage)]
+    app.state.routers = [
+        part.router for part in (health, faults, configuration, audit, events, forecasts, usage, limits, increases, holds, me, keys, tenants)
+    ]
     for router in app.state.routers:
         app.include_router(router)
     documents = cache(lambda: _document(app))  # when somebody asks for it

@@ -34,7 +34,7 @@ async def configuration(request: Request) -> ConfigurationAnswer:
 @router.post(
     "/reload",
     summary="Read the configuration anew",
-    dependencies=[require("admin")],
+    dependencies=[require("operator")],
     responses={409: {"model": Error, "description": "configuration_refused: what was in use stays in use."}},
 )
 async def reload(request: Request) -> ConfigurationAnswer:

@@ -1,6 +1,6 @@
 """Errors of the admin API, in the form of the data plane's (OpenAI's): `{"error": {message, type, param, code}}`, `param` naming the field.
 
-No error quotes a value that was sent: it may be a secret.
+No error quotes a value that was sent, as it may be a secret; but names, and what is no limit.
 """
 
 from collections.abc import Sequence
@@ -16,8 +16,11 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
+from sluicegate.config.fields import ConfigError
+from sluicegate.directory_changes import FromFile
 from sluicegate.http.wire import error_body
 from sluicegate.ledger.contract import LedgerUnavailable
+from sluicegate.records.directory_rows import Missing, Taken
 from sluicegate.records.rows import RecordsUnavailable
 from sluicegate.reject import Reject
 
@@ -45,6 +48,10 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, _refused)
     app.add_exception_handler(LedgerUnavailable, _ledger_away)
     app.add_exception_handler(RecordsUnavailable, _records_away)
+    app.add_exception_handler(ConfigError, _wrong)
+    app.add_exception_handler(Missing, _missing)
+    app.add_exception_handler(Taken, _taken)
+    app.add_exception_handler(FromFile, _from_file)
     app.add_exception_handler(Exception, _failed)
 
 
@@ -106,6 +113,30 @@ async def _ledger_away(_request: Request, _error: Exception) -> Response:
 
 async def _records_away(_request: Request, _error: Exception) -> Response:
     return _answer(503, "The records do not answer.", "server_error", None, "records_unavailable", {"retry-after": "1"})
+
+
+async def _wrong(_request: Request, error: Exception) -> Response:
+    """What the rules of the configuration say of a value."""
+    assert isinstance(error, ConfigError)
+    problem = error.problems[0]
+    param = ".".join(str(part) for part in problem.path)
+    return _answer(400, f"Invalid value for {param!r}: {problem.message}.", "invalid_request_error", param, "invalid_value")
+
+
+async def _missing(_request: Request, error: Exception) -> Response:
+    what = "key" if "/@" in str(error) else "tenant"
+    return _answer(404, f"There is no {what} {str(error)[:200]!r}.", "invalid_request_error", "id", f"{what}_not_found")
+
+
+async def _taken(_request: Request, error: Exception) -> Response:
+    what = "key" if "/@" in str(error) else "tenant"
+    return _answer(409, f"There is a {what} {str(error)[:200]!r} already.", "invalid_request_error", "name", f"{what}_exists")
+
+
+async def _from_file(_request: Request, error: Exception) -> Response:
+    how = "Its `limits`, `models` and `blocked` can be overridden here, with PATCH; DELETE .../override takes that back."
+    message = f"{str(error)[:200]!r} is defined in the configuration file, and changed there. {how}"
+    return _answer(409, message, "invalid_request_error", "id", "defined_in_file")
 
 
 async def _failed(_request: Request, _error: Exception) -> Response:

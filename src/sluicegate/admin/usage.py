@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
+import msgspec
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import BeforeValidator, Field, StringConstraints
 
@@ -84,17 +85,25 @@ def _thousandth(amount: int | None) -> float | None:
     return None if amount is None else amount / 1000
 
 
-_CSV: dict[int | str, dict[str, Any]] = {
+CSV: dict[int | str, dict[str, Any]] = {
     200: {"content": {"text/csv": {"schema": {"type": "string"}}}, "description": "A page; as CSV its `next` is in the header `link`."}
 }
 
 
-@router.get("/usage", summary="Who has used what", response_model=UsageList, responses=_CSV)
+@router.get("/usage", summary="Who has used what", response_model=UsageList, responses=CSV)
 async def usage(request: Request, asked: Annotated[UsageAsked, Query()]) -> Any:
     """As JSON, or as CSV with the columns of `sluicegate report`."""
+    return await told(request, asked)
+
+
+async def told(request: Request, asked: UsageAsked, scope: str = "") -> Any:
+    """scope: a key that may see what it and all below it have used, and nothing else."""
     services: Services = request.app.state.services
     names = tuple(dict.fromkeys(asked.group_by))
-    found = await services.records.usage(asked.question(names), asked.limit, asked.after)
+    question = asked.question(names)
+    if scope:
+        question = msgspec.structs.replace(question, filters={**question.filters, "scope": [scope]})
+    found = await services.records.usage(question, asked.limit, asked.after)
     accept = request.headers.get("accept", "")
     if asked.format == "csv" or (asked.format is None and "text/csv" in accept and "application/json" not in accept):
         following = request.url.include_query_params(after=found.next)
