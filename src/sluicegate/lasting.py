@@ -37,6 +37,10 @@ class Client:
         self.content_type = lines.rpartition(b"content-type: ")[2].partition(b"\r\n")[0].decode("latin-1")
         self._exchange.start(status, headers, length, lines)
 
+    def answer(self, status: int, body: bytes, lines: bytes = b"") -> None:
+        self.start(status, (), len(body), lines)
+        self.finish(body)
+
     def write(self, data: bytes) -> None:
         self._copy(data)
         self._exchange.write(data)
