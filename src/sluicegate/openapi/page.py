@@ -58,7 +58,7 @@ def _operation(path: str, verb: str, operation: dict[str, Any], schemas: dict[st
         parts.append("<h3>Parameters</h3>" + _table(("parameter", "type", ""), rows))
     if "requestBody" in operation:
         schema = operation["requestBody"]["content"]["application/json"]["schema"]
-        body = schemas[_name(schema)]
+        body = schemas[_name(next(each for each in schema.get("anyOf", [schema]) if "$ref" in each))]  # one that may be left out may be null
         rows = (
             (f"<code>{escape(name)}</code>", _type(each), "yes" if name in body.get("required", ()) else "")
             for name, each in body["properties"].items()
