@@ -64,9 +64,7 @@ class Recovery:
         clock: Callable[[], float],
     ) -> None:
         """counters: of every tree of the configuration; changed by `take_up`. worker: an id that nobody else has had."""
-        self._ledger = ledger
-        self._records = records
-        self._outbox = outbox
+        self._ledger, self._records, self._outbox = ledger, records, outbox
         self._trips = trips
         self._counters = counters
         self._wanted = set(counters)  # trees of the present configuration; those of earlier ones are kept for the holds that end there

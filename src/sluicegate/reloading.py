@@ -33,6 +33,7 @@ _FIXED: dict[str, Callable[[Config], object]] = {
     "admin.key": lambda config: config.admin.secret is not None,  # another key is taken; none is another gateway
     "admin.chaos": attrgetter("admin.chaos"),
     "budget.expired_hold": attrgetter("budget.expired_hold"),
+    "tenants.limits": lambda config: any(limit is not None for limit in config.tenants.limits),  # the first binds all organizations into one tree
 }
 
 log = structlog.get_logger("configuration")

@@ -112,6 +112,14 @@ async def test_what_a_process_cannot_change_is_refused_by_name(tmp_path: Path, m
     assert fixed(load(stage.file, {}).config) in marks
 
 
+async def test_the_first_limit_of_all_organizations_is_refused(tmp_path: Path) -> None:
+    """It makes one tree of theirs: what is under way in those would not count in it."""
+    stage = Stage(tmp_path)
+    for text in (OTHER, GOOD):
+        problems = await stage.after(text.replace("tenants: {", "tenants: {limits: [$5/month], ").replace("tenants:\n", "tenants:\n  limits: [$5/month]\n"))
+        assert (problems[0].partition(":")[0], stage.applied) == ("tenants.limits", [])
+
+
 async def test_what_cannot_be_applied_is_refused(tmp_path: Path) -> None:
     """An authority's file that is not there, say."""
     stage = Stage(tmp_path)

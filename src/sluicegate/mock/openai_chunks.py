@@ -74,7 +74,7 @@ class Chunks:
     def padding(self) -> bytes:
         if not self.options.pad_bytes:
             return b""
-        return self._top + b',"padding":"%b","choices":[]}' % (b"x" * self.options.pad_bytes) + self._end
+        return self._top + b',"obfuscation":"%b","choices":[]}' % (b"x" * self.options.pad_bytes) + self._end
 
     def output(self, index: int, piece: Piece, output: bytes) -> bytes:
         """A chunk with the tokens of that piece."""
