@@ -45,7 +45,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def of_entry(entry: Entry) -> Event:
-    """What is told of an entry of the audit log: nothing of what was before a change, and is after it."""
+    """What is told of an entry of the audit log: of what was before a change, and is after it, nothing but the version of a configuration."""
     return Event(
         event_id=entry.event_id,
         type=entry.action,
@@ -55,8 +55,15 @@ def of_entry(entry: Entry) -> Event:
         tenant=path(entry.tenant),
         key_id=entry.key_id,
         reason=entry.reason,
+        before=_version(entry, entry.before),
+        after=_version(entry, entry.after),
         **(_figures(entry) if entry.limit else {}),
     )
+
+
+def _version(entry: Entry, value: Any) -> str:
+    """Of a configuration."""
+    return str(value["version"]) if entry.action in ("config.reloaded", "config.refused") else ""
 
 
 def _figures(entry: Entry) -> dict[str, Any]:

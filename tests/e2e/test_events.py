@@ -103,6 +103,17 @@ async def test_a_window_that_has_ended_is_told_of(tmp_path: Path) -> None:
             assert len(log) == 2
 
 
+async def test_a_key_that_was_made_at_run_time_is_warned_too(tmp_path: Path) -> None:
+    """Of limits that no file has."""
+    async with running(tmp_path, more=ADMIN) as bench, listening(bench, "?types=budget.*") as socket:
+        limit = {"amount": 100, "unit": "tokens", "per": "month", "warn_at": [0.2]}
+        made = await bench.worker.changes.create_key("acme", "made", limits=[limit])
+        await use(bench, key=made.secret)
+        [warning] = await heard(socket, "budget.warning")
+        assert (warning["key_id"], warning["limit"], warning["used"]) == ("acme/@made", "key made tokens/month", EACH)
+        assert "used=29%" in (await use(bench, key=made.secret)).headers["x-sluicegate-budget-warning"]
+
+
 async def test_two_gateways_warn_once(tmp_path: Path, redis_url: str) -> None:
     """On one Redis, with the records of both: one warning and one exhaustion in all, heard at both, whoever found it."""
     shared: dict[str, Any] = {
@@ -186,6 +197,18 @@ async def test_who_may_listen(tmp_path: Path) -> None:
                         await socket.recv()
                     assert closed.value.rcvd is not None
                     assert closed.value.rcvd.code == events.POLICY
+
+
+async def test_one_whose_key_is_taken_away_is_let_go(tmp_path: Path) -> None:
+    """It need not say anything for that."""
+    async with running(tmp_path, more=ADMIN) as bench, listening(bench) as socket:
+        access = bench.worker.surface._admin.state.services.access  # type: ignore[union-attr]
+        access._credentials = lambda: ()
+        with pytest.raises(ConnectionClosed) as closed:
+            async with asyncio.timeout(WAIT_S):
+                await socket.recv()
+        assert closed.value.rcvd is not None
+        assert (closed.value.rcvd.code, closed.value.rcvd.reason.partition(":")[0]) == (events.POLICY, "invalid_admin_key")
 
 
 @pytest.mark.parametrize(("query", "param"), [("?types=nothing", "types"), ("?after=nothing", "after")])

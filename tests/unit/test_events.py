@@ -58,6 +58,13 @@ def test_a_change_has_no_figures() -> None:
     assert set(msgspec.to_builtins(events.of_entry(entry))) == {"event_id", "type", "time", "subject", "actor"}
 
 
+def test_a_configuration_is_known_by_its_versions() -> None:
+    """Those of its text, before and after."""
+    entry = Entry(event_id="evt_1", time_ms=0, action="config.reloaded", subject="f", before={"version": "a"}, after={"version": "b"})
+    told = events.of_entry(entry)
+    assert (told.before, told.after) == ("a", "b")
+
+
 def test_types_are_asked_for_by_name_or_group() -> None:
     """Nothing asked for means all of them; a group is what stands before the dot, and no other."""
     assert [one for one in TYPES if wanted(one, ("budget.*", "key.created"))] == [

@@ -5,7 +5,7 @@
 
 Each client reads the bus from where it is, and reads on when it has taken what it was sent: nothing is kept for it, so it cannot fall behind further
 than the bus remembers, and one that takes nothing for SLOW_S is let go. `id` is the place of an event in the bus: a client that comes back with
-`after` goes on behind it. There are no cookies, so no page of another origin can act for somebody.
+`after` goes on behind it. There are no cookies, so no page of another origin can act for somebody. One whose key is taken away is let go, too.
 
 How it fails: while the bus is away, nothing comes; then it goes on where it was. A client whose place the bus does not remember goes on with the
 oldest that is there.
@@ -38,6 +38,7 @@ SLOW_S = 10.0
 FIRST_S = 5.0  # for the message that says who it is
 CLIENTS_MAX = 64  # of one worker
 TYPES_MAX = 500  # characters
+REASON_MAX = 120  # likewise
 
 POLICY, LATER = 1008, 1013  # why a socket is closed: https://www.rfc-editor.org/rfc/rfc6455#section-7.4.1
 
@@ -120,6 +121,7 @@ class Client:
         self._socket = socket
         self._services: Services = socket.app.state.services
         self._clients: set[Client] = socket.app.state.live_clients
+        self._authorization = socket.headers.get("authorization", "")
 
     async def serve(self) -> None:
         """Until it leaves, or is let go."""
@@ -140,8 +142,8 @@ class Client:
             if after:
                 with contextlib.suppress(BusAway):
                     await bus.history(after, (), 1)
-            if "authorization" in socket.headers:
-                await self._identify(socket.headers["authorization"])
+            if self._authorization:
+                await self._identify(self._authorization)
         except Reject as rejected:
             await self._refuse(rejected)
             return
@@ -149,7 +151,7 @@ class Client:
             await self._refuse(invalid("That is the id of no event.", "after"))
             return
         await socket.accept()
-        if "authorization" not in socket.headers and not await self._first_message():
+        if not self._authorization and not await self._first_message():
             return
         leaves = asyncio.create_task(self._until_left())
         sends = asyncio.create_task(self._send_all(bus, after or bus.position, types))
@@ -167,9 +169,10 @@ class Client:
         try:
             async with asyncio.timeout(FIRST_S):
                 told = msgspec.json.decode(await self._socket.receive_text(), type=dict[str, str])
-            await self._identify(told.get("authorization", ""))
+            self._authorization = told.get("authorization", "")
+            await self._identify(self._authorization)
         except Reject as rejected:
-            await self._socket.close(POLICY, f"{rejected.code}: {rejected.message}"[:120])
+            await self._close(rejected)
         except (TimeoutError, ValueError, KeyError):
             await self._socket.close(POLICY, 'the first message must be {"authorization": "Bearer KEY"}')
         else:
@@ -202,11 +205,20 @@ class Client:
                 after = message.id
             if len(messages) < AT_ONCE:
                 await asyncio.sleep(LOOK_S)
+                try:
+                    await self._identify(self._authorization)
+                except Reject as rejected:
+                    if rejected.status in (401, 403):  # else others at its address have guessed too often
+                        await self._close(rejected)
+                        return
 
     async def _until_left(self) -> None:
         """What it says meanwhile is not listened to."""
         while (await self._socket.receive())["type"] != "websocket.disconnect":
             pass
+
+    async def _close(self, rejected: Reject) -> None:
+        await self._socket.close(POLICY, f"{rejected.code}: {rejected.message}"[:REASON_MAX])
 
     async def _refuse(self, rejected: Reject) -> None:
         """Instead of a socket, what any other request would be answered."""
