@@ -120,7 +120,10 @@ def _reject(trip: Trip, rejected: Reject, now: float) -> None:
     extra: dict[str, object] = {"request_id": trip.request_id}
     if rejected.detail is not None:
         extra["sluicegate"] = rejected.detail
-    if trip.status:  # the answer has been started
+    if trip.status:  # the answer has been started, its headers are out
+        for name, value in rejected.headers:
+            if name == b"retry-after":
+                extra["retry_after"] = int(value) if value.isdigit() else value.decode("latin-1")
         _break(trip, rejected.message, rejected.type, rejected.code, extra)
         return
     trip.status = trip.dialect.STATUS.get(rejected.code, rejected.status)

@@ -181,6 +181,8 @@ class Probes:
         read = via.read_answer(answer) if via is not None else None
         if read is not None and read.usage is not None:
             self._on_used(deployment.id, read.usage)
+        if 200 <= call.status < 300 and read is None and call.headers.get(b"content-type", b"").lower().startswith(b"text/html"):
+            return "it answered with a page"
         if 200 <= call.status < 300 and (read is None or (read.readable and read.failure is None)):
             return ""
         return _unwell(classify.failed(call.status, call.headers, read.failure if read is not None else None, False, provider.headers), call.status)

@@ -204,7 +204,9 @@ async def test_a_refusal_after_a_sign_of_life_says_what_refuses(tmp_path: Path) 
         first = await opened(b, stream=True)
         await first.until(b'"content"')
         reply = await ask(b, stream=True)
-        assert (reply.status, errors(reply), reply.events[-1]["error"]["sluicegate"]["unit"]) == (200, ["concurrency_exceeded"], "concurrent")
+        error = reply.events[-1]["error"]
+        assert (reply.status, errors(reply), error["sluicegate"]["unit"]) == (200, ["concurrency_exceeded"], "concurrent")
+        assert error["retry_after"] == 1  # in seconds, as the header would have said that is out by now
 
 
 @STREAM

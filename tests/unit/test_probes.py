@@ -163,6 +163,23 @@ async def test_what_an_answer_says(fault: dict[str, Any], failure: str) -> None:
         assert stage.published[0]["failure"] == failure
 
 
+async def test_a_page_of_html_is_no_list_of_models() -> None:
+    """Something else than the provider's API answers there."""
+
+    async def page(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: Text/HTML; charset=utf-8\r\ncontent-length: 7\r\n\r\n<html/>")
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(page, "127.0.0.1", 0) as server:
+        stage = Stage(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1")
+        assert await stage.probe() == "degraded"
+        assert stage.published[0]["failure"] == "it answered with a page"
+        await stage.pools.close()
+        await asyncio.sleep(0.01)
+
+
 async def test_a_page_that_is_not_there_is_a_failure() -> None:
     """So is a server that is not."""
     async with mocked("{path: /nothing}") as (stage, _):
