@@ -122,9 +122,7 @@ def _outage(stage: Stage) -> Seen:
     for change in stage.changes("breaker", first):
         console.print(f"log: breaker {change}", style="dim", highlight=False, markup=False)
     after = stage.breaker(first)["state"]
-    text = (
-        f"{len(dead)} times 200 from {second}; the breaker opened on failure {opened_on}, after {calls} calls (each request retries once) and no more"
-    )
+    text = f"{len(dead)} times 200 from {second}; the breaker opened on failure {opened_on}, after {calls} calls (one retry each), and no more came"
     held = [answer.deployment for answer in dead] == [second] * len(dead) and (opened_on, calls) == (FAILURES, 2 * FAILURES)
     return Seen(f"{text}; one probe later it is {after}, and {probe.deployment} answers", held and (probe.deployment, after) == (first, "closed"))
 
@@ -166,11 +164,9 @@ def _once(stage: Stage) -> Seen:
     before = stage.calls("demo")
     answers = [stage.ask("chat", gateway=gateway, headers={"idempotency-key": "demo-1"}) for gateway in (0, 1)]
     calls = stage.calls("demo") - before
-    replayed = answers[1].headers.get("x-sluicegate-idempotent", "")
-    same = answers[0].body == answers[1].body
-    return Seen(
-        f"the second gateway's answer is {'the same' if same else 'another'}, {replayed}; calls of the provider: {calls}", same and calls == 1
-    )
+    replayed = answers[1].headers.get("x-sluicegate-idempotent") == "replayed" and answers[1].body == answers[0].body
+    text = f"the second gateway {'replayed the answer of the first' if replayed else 'answered otherwise'}; calls of the provider: {calls}"
+    return Seen(text, replayed and calls == 1)
 
 
 # -- two gateways, one ledger -------------------------------------------------------------------------------------------------------------
