@@ -28,6 +28,7 @@ from sluicegate.core.limits import LimitError
 from sluicegate.core.tenants import Policy
 
 EXAMPLE = File(__file__).parents[1] / "example.yaml"
+VALUES_MAX = 1_000_000  # of a document; aliases of aliases make any number of a few lines
 
 
 class Source(msgspec.Struct, frozen=True):
@@ -143,13 +144,18 @@ class _Tree:
         yaml = YAML(typ="safe", pure=True)
         try:
             root = yaml.compose(text)
+        except RecursionError:
+            raise ConfigError(file, [Problem((), "YAML: is nested too deeply", 0)]) from None
         except YAMLError as error:
             mark = getattr(error, "problem_mark", None)
             message = getattr(error, "problem", None) or "is not readable"
             if mark and "${" in "".join(text.splitlines()[mark.line : mark.line + 1]):
                 message += '; inside { } and [ ] a variable needs quotes: "${NAME}"'
             raise ConfigError(file, [Problem((), f"YAML: {message}", mark.line + 1 if mark else 0)]) from None
+        self._left = VALUES_MAX
         self.value: object = self._read(root, ()) if root is not None else {}
+        if self._left < 0:
+            raise ConfigError(file, [Problem((), f"YAML: has more than {VALUES_MAX} values, with all that aliases stand for", 0)])
 
     def line(self, path: Path) -> int:
         """The line of a field, or of the nearest thing that contains it."""
@@ -158,6 +164,9 @@ class _Tree:
         return self._lines.get(path, 1)
 
     def _read(self, node: Node, path: Path) -> object:
+        self._left -= 1
+        if self._left < 0:
+            return None
         self._lines.setdefault(path, node.start_mark.line + 1)
         if isinstance(node, ScalarNode):
             return self._scalar(node, path)

@@ -193,6 +193,21 @@ def test_variables() -> None:
     assert base_url(load_text(text, {"HOST": "h", "PORT": "9"})) == "http://h:9/v1"
 
 
+def test_few_lines_that_stand_for_a_billion_values_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Aliases of aliases; they are not followed to the end."""
+    monkeypatch.setitem(load_text.__globals__, "VALUES_MAX", 10_000)
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 30)]
+    with pytest.raises(ConfigError, match="more than 10000 values"):
+        load_text("\n".join(lines), {})
+
+
+def test_what_is_nested_too_deeply_is_refused() -> None:
+    """It is an error of the file, and no fault of ours."""
+    with pytest.raises(ConfigError, match="nested too deeply"):
+        load_text("[" * 20_000, {})
+
+
 def test_variables_are_never_read_as_yaml() -> None:
     """A value cannot add fields or change what is around it."""
     text = with_line("name: lab", "name: '${NAME}'")
