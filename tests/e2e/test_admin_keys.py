@@ -225,7 +225,7 @@ async def test_tenants(api: Api) -> None:
         ("409 tenant_exists name", {"id": "acme"}),
         ("404 tenant_not_found id", {"id": "none/x"}),
         ("400 invalid_value kind", {"id": "robots", "kind": "service_account"}),
-        ("400 invalid_value name", {"id": "acme/a b"}),
+        ("400 invalid_value id", {"id": "acme/a b"}),
         ("400 unknown_field budget", {"id": "x", "budget": {}}),
     ):
         assert await api.code("POST", "tenants", body) == code

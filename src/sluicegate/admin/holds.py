@@ -16,9 +16,9 @@ from pydantic import Field
 from sluicegate.admin.access import Operator, Viewer
 from sluicegate.admin.bodies import Answer, Asked, Plain, Whole
 from sluicegate.admin.errors import invalid, not_found
-from sluicegate.admin.keys import checked
 from sluicegate.admin.limits import known
 from sluicegate.admin.paging import Listing, Page, listing
+from sluicegate.admin.paths import checked
 from sluicegate.admin.services import Services
 from sluicegate.core import counters as counting
 from sluicegate.core import expired
@@ -72,6 +72,7 @@ class HoldState(Answer):
 
 
 class HoldsAsked(Page):
+    after: str = Field(default="", pattern=r"^([^ \x00-\x1f]{1,400} [0-9]{1,15} [!-~]{1,200})?$", description="The `next` of the page before.")
     tree: Plain = Field(default="", description="Of this organization; of a deployment's own limits `d/provider/model`.")
 
 
@@ -112,13 +113,8 @@ async def show_all(request: Request, _caller: Viewer, page: Annotated[HoldsAsked
 
 
 def _place(after: str) -> tuple[str, tuple[int, str]]:
-    if not after:
-        return "", (0, "")
-    tree, _, rest = after.partition(" ")
-    number, _, hold_id = rest.partition(" ")
-    if not (number.isascii() and number.isdigit() and len(number) < 16 and hold_id):
-        raise invalid("That is no place in this list.", "after")
-    return tree, (int(number), hold_id)
+    tree, expires_ms, hold_id = after.split(" ") if after else ("", "0", "")
+    return tree, (int(expires_ms), hold_id)
 
 
 @router.post("/{id:path}/settle", summary="End a hold")

@@ -7,9 +7,9 @@ from sluicegate.admin import showing
 from sluicegate.admin.access import Admin, Caller, Viewer
 from sluicegate.admin.bodies import Asked, Id, Plain, When, amount_of, when_ms
 from sluicegate.admin.errors import invalid, not_found
-from sluicegate.admin.keys import checked
 from sluicegate.admin.limits import find
 from sluicegate.admin.paging import Listing, Page, Paged, of_ids
+from sluicegate.admin.paths import checked
 from sluicegate.admin.services import Services
 from sluicegate.admin.showing import Deleted, Increase
 from sluicegate.core.counters import identity

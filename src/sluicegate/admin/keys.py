@@ -11,12 +11,12 @@ from pydantic import Field
 from sluicegate.admin import showing
 from sluicegate.admin.access import Admin, Caller, Operator, Viewer
 from sluicegate.admin.bodies import Asked, Id, Length, LimitText, Plain, When, length_ms, when_ms
-from sluicegate.admin.errors import Error, invalid, not_found
+from sluicegate.admin.errors import Error, not_found
 from sluicegate.admin.paging import Listing, Page, listing
+from sluicegate.admin.paths import checked
 from sluicegate.admin.services import Services
 from sluicegate.admin.showing import Deleted, KeyMade, KeyState
 from sluicegate.directory_changes import OVERRIDE_FIELDS, Change, Fields, FromFile
-from sluicegate.records.directory_rows import Missing
 
 CONFLICT: dict[int | str, dict[str, Any]] = {
     409: {"model": Error, "description": "key_exists; defined_in_file: what the configuration file says cannot be changed so."}
@@ -91,19 +91,6 @@ async def override(services: Services, caller: Caller, request: Request, id: str
     return await services.changes.override(id, **changes, witness=services.audit.witness(caller, "override.set", id, request))
 
 
-def checked(id: str) -> str:
-    """An id from a path: one that ends in a slash names the thing itself, whatever its last part is called. Raises Missing."""
-    id = id.removesuffix("/")
-    if not id.isprintable() or len(id) > 400:
-        raise Missing(id if id.isprintable() else "?")
-    return id
-
-
-async def services_of(request: Request) -> Services:
-    services: Services = request.app.state.services
-    return services
-
-
 @router.post("", summary="Make a key", status_code=201)
 async def make(request: Request, caller: Admin, asked: KeyRequest) -> KeyMade:
     """Its secret is in this answer and nowhere else."""
@@ -130,11 +117,10 @@ async def show_all(request: Request, _caller: Viewer, page: Annotated[KeysAsked,
 
 async def listed(services: Services, page: Page, below: str = "", blocked: bool | None = None) -> Listing[KeyState]:
     """A page of the keys below a tenant or key."""
-    if not page.after.isprintable():
-        raise invalid("That is no place in this list.", "after")
-    ids = [id for id in showing.current(services).by_id if id > page.after and (not below or id.startswith(below + "/"))]
+    after = page.after.partition("\x00")[0]  # no id has one, and PostgreSQL takes none
+    ids = [id for id in showing.current(services).by_id if id > after and (not below or id.startswith(below + "/"))]
     of_file = [showing.of_file(services, id) for id in sorted(ids)]
-    rows = await services.changes.list_keys(below, page.after, page.limit + 1, blocked=blocked)
+    rows = await services.changes.list_keys(below, after, page.limit + 1, blocked=blocked)
     here = [one for one in of_file if blocked is None or one.blocked == blocked]
     found = sorted([*here, *(showing.of_directory(services, row) for row in rows)], key=lambda one: one.id)[: page.limit + 1]
     shown = found[: page.limit]
@@ -193,12 +179,12 @@ async def removed_override(request: Request, caller: Caller, id: str) -> Deleted
     return Deleted(object="override.deleted", id=id)
 
 
-@router.get("/{id:path}", summary="One key")
+@router.get("/{id:entry}", summary="One key")
 async def show(request: Request, _caller: Viewer, id: str) -> KeyState:
     return await showing.key(request.app.state.services, checked(id))
 
 
-@router.patch("/{id:path}", summary="Change a key")
+@router.patch("/{id:entry}", summary="Change a key")
 async def change(request: Request, caller: Admin, id: str, asked: KeyChanges) -> KeyState:
     """At once, and within a second on every replica. Of a key of the file: `limits`, `models` and `blocked`."""
     return await _change(request, caller, id, asked)
@@ -214,7 +200,7 @@ async def _change(request: Request, caller: Caller, id: str, asked: Asked) -> Ke
     return await showing.key(services, id)
 
 
-@router.delete("/{id:path}", summary="Delete a key")
+@router.delete("/{id:entry}", summary="Delete a key")
 async def delete(request: Request, caller: Admin, id: str) -> Deleted:
     """With its sub-keys. What it used stays counted and recorded, and counts on should it be made again."""
     services, id = request.app.state.services, checked(id)

@@ -24,8 +24,8 @@ from sluicegate.admin.access import Admin, Caller, Viewer
 from sluicegate.admin.bodies import Answer, Asked, Plain, amount_of
 from sluicegate.admin.errors import invalid, not_found
 from sluicegate.admin.health import LimitState
-from sluicegate.admin.keys import checked
 from sluicegate.admin.paging import Listing, Page, listing
+from sluicegate.admin.paths import checked
 from sluicegate.admin.services import Services
 from sluicegate.auditing import new_event_id
 from sluicegate.core import counters as counting
@@ -216,7 +216,7 @@ async def show_adjustments(request: Request, _caller: Viewer, id: str, page: Ann
     return listing(shown, shown[-1].id if len(rows) > page.limit else None)
 
 
-@router.get("/limits/{id:path}", summary="One limit, and how it stands")
+@router.get("/limits/{id:entry}", summary="One limit, and how it stands")
 async def show(request: Request, _caller: Viewer, id: str) -> LimitStatus:
     services: Services = request.app.state.services
     (status,) = await statuses(services, [await find(services, id)])

@@ -13,9 +13,10 @@ from sluicegate.admin import showing, usage
 from sluicegate.admin.access import Caller, Itself
 from sluicegate.admin.bodies import Answer, When, length_ms
 from sluicegate.admin.errors import not_found
-from sluicegate.admin.keys import CONFLICT, KeyRequest, Limits, Metadata, Models, Name, Networks, Rotation, checked, listed, made
+from sluicegate.admin.keys import CONFLICT, KeyRequest, Limits, Metadata, Models, Name, Networks, Rotation, listed, made
 from sluicegate.admin.limits import LimitStatus, in_flight, of_key, statuses
 from sluicegate.admin.paging import Listing, Page, Paged
+from sluicegate.admin.paths import checked
 from sluicegate.admin.services import Services
 from sluicegate.admin.showing import Deleted, KeyMade, KeyState
 from sluicegate.core.tenants import Key
@@ -126,7 +127,7 @@ async def rotate(request: Request, me: Itself, id: str, asked: Rotation | None =
     return KeyMade(**(await showing.key(services, id)).model_dump(), secret=changed.secret)
 
 
-@router.delete("/keys/{id:path}", summary="Delete a sub-key")
+@router.delete("/keys/{id:entry}", summary="Delete a sub-key")
 async def delete(request: Request, me: Itself, id: str) -> Deleted:
     services: Services = request.app.state.services
     key, caller = _may(me)

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from sluicegate.admin import showing
 from sluicegate.admin.access import Admin, Caller, Operator, Viewer
-from sluicegate.admin.bodies import Asked, Id, Plain
+from sluicegate.admin.bodies import Asked, Plain
 from sluicegate.admin.keys import (
     CONFLICT,
     Limits,
@@ -19,12 +19,12 @@ from sluicegate.admin.keys import (
     Metadata,
     Models,
     Priority,
-    checked,
     fields_of,
     override,
     removed_override,
 )
 from sluicegate.admin.paging import Listing, Page, of_ids
+from sluicegate.admin.paths import checked
 from sluicegate.admin.services import Services
 from sluicegate.admin.showing import Deleted, TenantState
 from sluicegate.records.directory_rows import Taken
@@ -33,10 +33,16 @@ from sluicegate.reject import Reject
 router = APIRouter(prefix="/admin/v1/tenants", tags=["tenants"], responses=CONFLICT)
 
 
+_NAME = "[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
+Path = Annotated[
+    str, Field(pattern=rf"^{_NAME}(/{_NAME})*$", max_length=300, description="That of the tenant above it, and its name.", examples=["acme/team-a"])
+]
+
+
 class TenantRequest(Asked):
     """A tenant to be made. What is left out, or null, binds nothing."""
 
-    id: Id = Field(description="Its path: that of the tenant above it, and its name.", examples=["acme/team-a"])
+    id: Path
     limits: Limits | None = None
     models: Models | None = None
     priority: Priority | None = None
@@ -99,12 +105,12 @@ async def uncover(request: Request, caller: Admin, id: str) -> Deleted:
     return await removed_override(request, caller, id)
 
 
-@router.get("/{id:path}", summary="One tenant")
+@router.get("/{id:entry}", summary="One tenant")
 async def show(request: Request, _caller: Viewer, id: str) -> TenantState:
     return showing.tenant(request.app.state.services, checked(id))
 
 
-@router.patch("/{id:path}", summary="Change a tenant")
+@router.patch("/{id:entry}", summary="Change a tenant")
 async def change(request: Request, caller: Admin, id: str, asked: TenantChanges) -> TenantState:
     """At once, and within a second on every replica. Of a tenant of the file: `limits`, `models` and `blocked`."""
     return await _change(request, caller, id, asked)
@@ -120,7 +126,7 @@ async def _change(request: Request, caller: Caller, id: str, asked: Asked) -> Te
     return showing.tenant(services, id)
 
 
-@router.delete("/{id:path}", summary="Delete a tenant")
+@router.delete("/{id:entry}", summary="Delete a tenant")
 async def delete(request: Request, caller: Admin, id: str) -> Deleted:
     """One with nothing below it. What was used there stays recorded."""
     services, id = request.app.state.services, checked(id)
