@@ -8,7 +8,7 @@ Most rows are new, and go in at once: by COPY in PostgreSQL. Only if one of them
 """
 
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
+from functools import cache
 from itertools import chain
 from typing import Any
 
@@ -21,12 +21,20 @@ from sluicegate.core.record import Record, Spent
 from sluicegate.records.figures import COUNTS, EXPIRED, LATENCIES, count, counts, fell_back
 from sluicegate.records.schema import QUARTER_S, requests
 
-COLUMNS = [column.name for column in requests.c]
+# What each row has of its own, and what is the same in most of those that are written together.
+OWN = (
+    *("request_id", "time_ms", "attempts", "input_tokens", "cached_tokens", "cache_write_tokens", "output_tokens", "reasoning_tokens"),
+    *("cost_nano_usd", "held", "latency_us", "first_byte_us", "overhead_us", "waited_us", "client_user", "client_id"),
+)
+SHARED = (
+    *("tree", "tenant", "key_id", "model", "deployment", "provider", "dialect", "stream", "status", "finish", "refusal", "truncated", "error"),
+    *("tries", "fell_back", "source", "cost_source", "cache", "client_gone", "tags", "shadow", "ended"),
+)
+COLUMNS = (*OWN, *SHARED)
 ADDED = ("input_tokens", "output_tokens", "cost_nano_usd")  # what every line adds to
 WORD_MAX = 200  # characters of what upstreams and clients may have made up
 IDS_AT_ONCE = 500
 ROWS_AT_ONCE = (200, 20, 1)  # in one statement of SQLite: the event loop's thread is held up once for each
-ONE_ROW = f"({', '.join('?' * len(COLUMNS))})"
 QUARTER_MS = QUARTER_S * 1000
 UNKNOWN_MODEL = "model_not_found"  # error of a request whose model is only a client's word: it is not counted under that
 
@@ -34,6 +42,8 @@ _encode = msgspec.json.Encoder().encode
 
 Line = tuple[str, str, Record | None, Spent | None]  # tree, id of a hold or a request, how it ended, what it was charged
 Place = tuple[int, str, str, str, str]  # time_s of a quarter, tree, key_id, model, deployment
+Shape = tuple[int, *tuple[Any, ...]]  # a number among those of a batch, and the values of SHARED
+Row = tuple[tuple[Any, ...], Shape]  # the values of OWN, and the others
 
 
 class Request(msgspec.Struct, gc=False):
@@ -55,7 +65,7 @@ class Counted:
 
     def add(self, tree: str, record: Record) -> None:
         """A request that has ended."""
-        model = _word(record.model[:WORD_MAX]) if record.error != UNKNOWN_MODEL else ""
+        model = plain(record.model, WORD_MAX) if record.error != UNKNOWN_MODEL else ""
         count(record, self._of((record.time_ms // QUARTER_MS * QUARTER_S, tree, record.key_id, model, record.deployment)))
 
     def take_back(self, tree: str, record: Record) -> None:
@@ -94,11 +104,12 @@ def add(connection: Connection, lines: Iterable[Line]) -> Counted:
     new, counted = by_request(lines), Counted()
     if not new:
         return counted
-    rows = [_row(request_id, request) for request_id, request in new.items()]
+    shapes: dict[tuple[Any, ...], Shape] = {}
+    rows = [_row(request_id, request, shapes) for request_id, request in new.items()]
     known: dict[str, Any] = {}
     if not _insert(connection, rows):
         known = _known(connection, list(new))
-        _write(connection, [row for row in rows if row[0] not in known])  # one that has come meanwhile: the transaction is tried again
+        _write(connection, [row for row in rows if row[0][0] not in known])  # one that has come meanwhile: the transaction is tried again
     for request_id, request in new.items():
         if request.record is not None and request_id not in known:
             counted.add(request.tree, request.record)
@@ -107,62 +118,75 @@ def add(connection: Connection, lines: Iterable[Line]) -> Counted:
     return counted
 
 
-@lru_cache(1024)
-def _word(text: str) -> str:
-    """What upstreams and clients may have made up, mostly the same few words."""
-    return plain(text, WORD_MAX)
-
-
-def _row(request_id: str, request: Request) -> tuple[Any, ...]:
-    """In the order of the table's columns."""
-    record, spent = request.record, request.spent
-    if record is None:
-        assert spent is not None
-        record = Record(request_id, spent.admitted_ms, spent.key_id, spent.model, spent.deployment)
-    key_id, deployment = record.key_id, record.deployment
-    return (
-        request_id,
-        record.time_ms,
+def _row(request_id: str, request: Request, shapes: dict[tuple[Any, ...], Shape]) -> Row:
+    """shapes: those that the batch has so far, by what they are made of."""
+    record = request.record or _so_far(request_id, request)
+    attempts = record.attempts
+    facts = (
         request.tree,
-        key_id.partition("/@")[0],
-        key_id,
-        _word(record.model[:WORD_MAX]),
-        deployment,
-        deployment.partition("/")[0],
+        record.key_id,
+        record.model,
+        record.deployment,
         record.dialect,
-        int(record.stream),
+        record.stream,
         record.status,
-        _word(record.finish[:WORD_MAX]),
+        record.finish,
         record.refusal,
         record.truncated,
-        _word(record.error[:WORD_MAX]),
-        _encode(record.attempts).decode() if record.attempts else "[]",
-        len(record.attempts),
-        int(fell_back(record)),
+        record.error,
+        len(attempts),
+        len(attempts) > 1 and fell_back(record),
+        record.source,
+        record.cost_source,
+        record.cache,
+        record.client_gone,
+        record.tags,
+        record.shadow,
+        request.record is not None,
+    )
+    shape = shapes.get(facts)
+    if shape is None:
+        shape = shapes[facts] = (len(shapes), *_shared(*facts))
+    own = (
+        request_id,
+        record.time_ms,
+        _encode(attempts).decode() if attempts else "[]",
         request.input_tokens,
         record.cached_tokens,
         record.cache_write_tokens,
         request.output_tokens,
         record.reasoning_tokens,
-        record.source,
         request.cost_nano_usd,
-        record.cost_source,
-        record.cache,
         record.held,
         record.latency_us,
         record.first_byte_us,
         record.overhead_us,
         record.waited_us,
-        int(record.client_gone),
         record.client_user,
-        record.tags,
         record.client_id,
-        record.shadow,
-        int(request.record is not None),
     )
+    return own, shape
 
 
-def _insert(connection: Connection, rows: Sequence[tuple[Any, ...]]) -> bool:
+def _so_far(request_id: str, request: Request) -> Record:
+    """What is known of a request that has not ended."""
+    spent = request.spent
+    assert spent is not None
+    return Record(request_id, spent.admitted_ms, spent.key_id, spent.model, spent.deployment)
+
+
+def _shared(
+    tree: str, key_id: str, model: str, deployment: str, dialect: str, stream: bool, status: int, finish: str, refusal: str, truncated: str,
+    error: str, tries: int, fell_back: bool, source: str, cost_source: str, cache: str, client_gone: bool, tags: str, shadow: str, ended: bool,
+) -> tuple[Any, ...]:  # fmt: skip
+    """The values of SHARED."""
+    tenant, provider, model = key_id.partition("/@")[0], deployment.partition("/")[0], plain(model, WORD_MAX)
+    finish, error = plain(finish, WORD_MAX), plain(error, WORD_MAX)
+    who = (tree, tenant, key_id, model, deployment, provider, dialect, int(stream), status, finish, refusal, truncated, error)
+    return (*who, tries, int(fell_back), source, cost_source, cache, int(client_gone), tags, shadow, int(ended))
+
+
+def _insert(connection: Connection, rows: Sequence[Row]) -> bool:
     """All of them; or none, as one is there already (False)."""
     savepoint = connection.begin_nested()
     try:
@@ -174,27 +198,41 @@ def _insert(connection: Connection, rows: Sequence[tuple[Any, ...]]) -> bool:
     return True
 
 
-def _write(connection: Connection, rows: Sequence[tuple[Any, ...]]) -> None:
+def _write(connection: Connection, rows: Sequence[Row]) -> None:
     if connection.dialect.name == "postgresql":
         _copy(connection, rows)
         return
+    shapes = {shape[0]: shape for _, shape in rows}
+    connection.exec_driver_sql(f"CREATE TEMP TABLE IF NOT EXISTS shapes (shape INTEGER PRIMARY KEY, {', '.join(SHARED)})")
+    connection.exec_driver_sql("DELETE FROM temp.shapes")
+    if shapes:
+        connection.exec_driver_sql(f"INSERT INTO temp.shapes VALUES ({', '.join('?' * (1 + len(SHARED)))})", list(shapes.values()))
     start = 0
     for size in ROWS_AT_ONCE:
-        statement = f"INSERT INTO requests VALUES {', '.join([ONE_ROW] * size)}"
         while len(rows) - start >= size:
-            connection.exec_driver_sql(statement, tuple(chain.from_iterable(rows[start : start + size])))
+            some = rows[start : start + size]
+            connection.exec_driver_sql(_joined(size), tuple(chain.from_iterable([(*own, shape[0]) for own, shape in some])))
             start += size
 
 
-def _copy(connection: Connection, rows: Sequence[tuple[Any, ...]]) -> None:
+@cache
+def _joined(rows: int) -> str:
+    """Writes so many rows, each with the number of its shape behind it. Of a value that is bound SQLite makes a copy, which is what costs most."""
+    values = ", ".join([f"({', '.join('?' * (len(OWN) + 1))})"] * rows)
+    own = ", ".join(f"column{n}" for n in range(1, len(OWN) + 1))
+    joined = f"(VALUES {values}) CROSS JOIN temp.shapes ON shape = column{len(OWN) + 1}"
+    return f"INSERT INTO requests ({', '.join(COLUMNS)}) SELECT {own}, {', '.join(SHARED)} FROM {joined}"
+
+
+def _copy(connection: Connection, rows: Sequence[Row]) -> None:
     """Errors become SQLAlchemy's, which knows nothing of COPY."""
     import psycopg  # noqa: PLC0415  (takes a while to import)
 
     driver: Any = connection.connection.driver_connection
     try:
         with driver.cursor() as cursor, cursor.copy(f"COPY requests ({', '.join(COLUMNS)}) FROM STDIN") as copy:
-            for row in rows:
-                copy.write_row(row)
+            for own, shape in rows:
+                copy.write_row(own + shape[1:])
     except psycopg.Error as error:
         kind = IntegrityError if isinstance(error, psycopg.errors.UniqueViolation) else DBAPIError
         raise kind(None, None, error) from None
@@ -213,7 +251,8 @@ def _known(connection: Connection, ids: Sequence[str]) -> dict[str, Any]:
 def _change(connection: Connection, known: Any, request_id: str, request: Request, counted: Counted) -> None:
     """Adds to a row; says how it ended if that is news. A request that was given up for dead and ends after all is counted as it ended."""
     record = request.record
-    row = dict(zip(COLUMNS, _row(request_id, request), strict=True))
+    own, shape = _row(request_id, request, {})
+    row = dict(zip(COLUMNS, own + shape[1:], strict=True))
     values: dict[str, Any] = {name: requests.c[name] + row.pop(name) for name in ADDED}
     if record is not None and (not known.ended or (known.error == EXPIRED and record.error != EXPIRED)):
         values |= row
