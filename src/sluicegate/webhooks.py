@@ -12,11 +12,13 @@ is logged and counted. Neither the path nor the query of a URL is logged: they m
 """
 
 import asyncio
+import contextlib
 import hashlib
 import hmac
 import random
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import msgspec
 import structlog
@@ -33,6 +35,7 @@ from sluicegate.records.rows import RecordsUnavailable
 
 POLL_S = 5.0  # for what is due again, or was left by others
 AT_ONCE = 20
+OTHERS = ""
 LEASE_MS = 60_000
 TRIES_MAX = 16
 PAUSE_MS = (1_000, 600_000)  # before it is tried again: at first, at most; times 0.5 to 1
@@ -87,30 +90,39 @@ class Webhooks:
         self._wake.set()
 
     async def run(self) -> None:
-        """Sends what is due, until cancelled."""
-        while True:
-            try:
-                async with asyncio.timeout(POLL_S if self._of else None):
-                    await self._wake.wait()
-            except TimeoutError:
-                pass
-            self._wake.clear()
-            try:
-                while self._of and await self.send_due():
-                    pass
-            except RecordsUnavailable:
-                await asyncio.sleep(POLL_S)  # the audit log says so
-                self._wake.set()
-            except Exception:
-                log.exception("background work failed", work="webhooks")
-                await asyncio.sleep(POLL_S)
+        """Sends what is due, until cancelled. Each webhook has a task of its own: one that does not answer keeps no other waiting."""
+        tasks: dict[str, asyncio.Task[None]] = {}
+        try:
+            while True:
+                self._wake.clear()
+                for id_ in (*self._of, OTHERS) if self._of else ():
+                    if id_ not in tasks or tasks[id_].done():
+                        tasks[id_] = asyncio.create_task(self._drain(id_))
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(POLL_S if self._of else None):
+                        await self._wake.wait()
+        finally:
+            for task in tasks.values():
+                task.cancel()
+            await asyncio.gather(*tasks.values(), return_exceptions=True)
 
-    async def send_due(self) -> bool:
-        """Sends some of what is due; whether there was anything."""
-        now_ms = self._now_ms()
-        if not await self._store.call(partial(audit.any_due, now_ms=now_ms), reading=True):
+    async def _drain(self, webhook: str) -> None:
+        """Until nothing is due for it."""
+        try:
+            while await self.send_due(webhook):
+                pass
+        except RecordsUnavailable:
+            pass  # the audit log says so
+        except Exception:
+            log.exception("background work failed", work="webhooks")
+
+    async def send_due(self, webhook: str) -> bool:
+        """Sends some of what is due for one; whether there was anything. OTHERS: what is due for those that are not known here."""
+        others = webhook == OTHERS
+        which: Any = {"now_ms": self._now_ms(), "webhooks": tuple(self._of) if others else (webhook,), "others": others}
+        if not await self._store.call(partial(audit.any_due, **which), reading=True):
             return False
-        rows = await self._store.call(partial(audit.take, now_ms=now_ms, lease_ms=LEASE_MS, limit=AT_ONCE))
+        rows = await self._store.call(partial(audit.take, **which, lease_ms=LEASE_MS, limit=AT_ONCE))
         await asyncio.gather(*(self._send(row) for row in rows))
         return bool(rows)
 

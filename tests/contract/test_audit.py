@@ -13,6 +13,7 @@ from sluicegate.records.audit import Audit, Entry, Filter, Queued
 from sluicegate.records.rows import RecordsUnavailable
 
 NOW_MS = 1_764_514_790_000
+HOOKS = ("hook",)
 
 
 @pytest.fixture
@@ -174,16 +175,27 @@ async def test_what_is_queued_is_taken_by_one(store: Audit, records_url: str) ->
     """Two workers at the same time get different rows; what is taken is due again when its lease is over, and counts the tries."""
     other = Audit(records_url)
     await store.call(partial(audit.queue, rows=[Queued("hook", f"evt_{number}", "{}", NOW_MS) for number in range(4)]))
-    assert not await store.call(partial(audit.any_due, now_ms=NOW_MS - 1))
-    assert await store.call(partial(audit.any_due, now_ms=NOW_MS))
-    take = partial(audit.take, now_ms=NOW_MS, lease_ms=1_000, limit=3)
+    assert not await store.call(partial(audit.any_due, now_ms=NOW_MS - 1, webhooks=HOOKS))
+    assert await store.call(partial(audit.any_due, now_ms=NOW_MS, webhooks=HOOKS))
+    take = partial(audit.take, now_ms=NOW_MS, lease_ms=1_000, limit=3, webhooks=HOOKS)
     one, two = await asyncio.gather(store.call(take), other.call(take))
     await other.close()
     assert sorted(row.event_id for row in (*one, *two)) == [f"evt_{number}" for number in range(4)]
     assert await store.call(take) == []
-    again = await store.call(partial(audit.take, now_ms=NOW_MS + 1_000, lease_ms=1_000, limit=9))
+    again = await store.call(partial(audit.take, now_ms=NOW_MS + 1_000, lease_ms=1_000, limit=9, webhooks=HOOKS))
     assert [row.tries for row in again] == [2] * 4
     await store.call(partial(audit.done, id=again[0].id))
     await store.call(partial(audit.put_off, id=again[1].id, due_ms=NOW_MS + 9_000))
-    left = await store.call(partial(audit.take, now_ms=NOW_MS + 5_000, lease_ms=1_000, limit=9))
+    left = await store.call(partial(audit.take, now_ms=NOW_MS + 5_000, lease_ms=1_000, limit=9, webhooks=HOOKS))
     assert {row.id for row in left} == {row.id for row in again[2:]}
+
+
+async def test_webhooks_have_queues_of_their_own(store: Audit) -> None:
+    """What is for one is not taken with what is for another; what is for those that are not known, with nothing else."""
+    for hook in ("a", "b", "gone"):
+        await store.call(partial(audit.queue, rows=[Queued(hook, f"evt_{hook}", "{}", NOW_MS)]))
+    take = partial(audit.take, now_ms=NOW_MS, lease_ms=1_000, limit=9)
+    assert not await store.call(partial(audit.any_due, now_ms=NOW_MS, webhooks=("a", "b", "gone"), others=True))
+    assert [row.event_id for row in await store.call(partial(take, webhooks=("b",)))] == ["evt_b"]
+    assert [row.event_id for row in await store.call(partial(take, webhooks=("a", "b"), others=True))] == ["evt_gone"]
+    assert [row.event_id for row in await store.call(partial(take, webhooks=("a",)))] == ["evt_a"]

@@ -60,7 +60,7 @@ class Case:
         return [f"{row.entry.event_id} {row.count}" for row in rows]
 
     async def queued(self) -> list[str]:
-        rows = await self.store.call(partial(audit.take, now_ms=2 * NOW_MS, lease_ms=1, limit=99))
+        rows = await self.store.call(partial(audit.take, now_ms=2 * NOW_MS, lease_ms=1, limit=99, webhooks=("hook",)))
         return [f"{row.webhook} {row.event_id}" for row in rows]
 
 

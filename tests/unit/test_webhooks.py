@@ -22,8 +22,11 @@ NOW_MS = 1_764_514_790_000
 EVENT = Event(event_id="evt_1", type="budget.warning", time="2025-11-30T14:59:50.000Z", limit="key k usd/month", unit="usd", threshold_percent=80)
 
 
+CLOSED, SILENT = 0, -1
+
+
 class Receiver:
-    """Answers with the statuses it is given, in order; the last one goes on."""
+    """Answers with the statuses it is given, in order, or not at all; the last one goes on."""
 
     def __init__(self, *statuses: int) -> None:
         self.statuses = list(statuses)
@@ -42,7 +45,9 @@ class Receiver:
                 body = await reader.readexactly(int(headers["content-length"]))
                 self.got.append((first.encode(), headers, body))
                 status = self.statuses.pop(0) if len(self.statuses) > 1 else self.statuses[0]
-                if not status:
+                if status == SILENT:
+                    await asyncio.Event().wait()
+                if status == CLOSED:
                     break
                 writer.write(b"HTTP/1.1 %d X\r\ncontent-length: 2\r\n\r\nok" % status)
 
@@ -81,11 +86,12 @@ class Case:
         await self.store.call(partial(audit.queue, rows=rows))
 
     async def send(self) -> None:
-        while await self.webhooks.send_due():
-            pass
+        for webhook in ("h", webhooks.OTHERS):
+            while await self.webhooks.send_due(webhook):
+                pass
 
     async def left(self) -> int:
-        return len(await self.store.call(partial(audit.take, now_ms=2 * NOW_MS, lease_ms=0, limit=99)))
+        return len(await self.store.call(partial(audit.take, now_ms=2 * NOW_MS, lease_ms=0, limit=99, webhooks=(), others=True)))
 
     async def close(self) -> None:
         await self.webhooks.close()
@@ -140,7 +146,7 @@ async def test_without_a_secret_nothing_is_signed(url: str) -> None:
 async def test_a_receiver_that_fails_twice_gets_it_the_third_time(url: str, logged: list[Any]) -> None:
     """A connection that is closed without an answer, and a 500; each time later, and no sooner. The log says when it is away and when it is back, and
     nothing of its path."""
-    async with receiving(0, 500, 200) as receiver:
+    async with receiving(CLOSED, 500, 200) as receiver:
         case = Case(url, hook(receiver))
         await case.queue(EVENT)
         for tries, pause_ms in ((1, 1_000), (2, 2_000)):
@@ -190,7 +196,7 @@ async def test_what_a_dead_worker_had_taken_is_sent_by_another(url: str) -> None
     async with receiving(200) as receiver:
         case = Case(url, hook(receiver))
         await case.queue(EVENT)
-        await case.store.call(partial(audit.take, now_ms=NOW_MS, lease_ms=webhooks.LEASE_MS, limit=9))
+        await case.store.call(partial(audit.take, now_ms=NOW_MS, lease_ms=webhooks.LEASE_MS, limit=9, webhooks=("h",)))
         await case.send()
         assert receiver.got == []
         case.now_ms += webhooks.LEASE_MS
@@ -231,6 +237,22 @@ async def test_it_runs_by_itself(url: str, monkeypatch: pytest.MonkeyPatch) -> N
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         assert len(receiver.got) == 1
+        await case.close()
+
+
+async def test_one_that_does_not_answer_keeps_no_other_waiting(url: str) -> None:
+    """Each has a task of its own."""
+    async with receiving(200) as receiver, receiving(SILENT) as silent:
+        case = Case(url, hook(silent, id="silent"), hook(receiver))
+        await case.queue(*(webhooks.msgspec.structs.replace(EVENT, event_id=f"evt_{n}") for n in range(40)), webhook="silent")
+        task = asyncio.create_task(case.webhooks.run())
+        await case.queue(EVENT)
+        case.webhooks.soon()
+        async with asyncio.timeout(5):
+            await case.sent.wait()
+        assert case.outcomes == ["delivered"]
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
         await case.close()
 
 

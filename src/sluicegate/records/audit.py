@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
-from sqlalchemy import Connection, Row, Select, delete, func, select, update
+from sqlalchemy import ColumnElement, Connection, Row, Select, and_, delete, func, select, update
 
 from sluicegate.records.database import Database
 from sluicegate.records.schema import audit_counts, audit_log, insert, webhook_queue
@@ -155,18 +155,24 @@ def queue(connection: Connection, rows: Sequence[Queued]) -> None:
         connection.execute(webhook_queue.insert().values(values))
 
 
-def any_due(connection: Connection, now_ms: int) -> bool:
+def any_due(connection: Connection, now_ms: int, webhooks: Sequence[str], others: bool = False) -> bool:
     """Whether `take` would find something."""
-    return connection.execute(select(webhook_queue.c.id).where(webhook_queue.c.due_ms <= now_ms).limit(1)).first() is not None
+    return connection.execute(select(webhook_queue.c.id).where(_due(now_ms, webhooks, others)).limit(1)).first() is not None
 
 
-def take(connection: Connection, now_ms: int, lease_ms: int, limit: int) -> list[Queued]:
-    """Those that are due, the oldest first: they are the caller's for so long, and then due again unless `done` or put off."""
-    due = select(webhook_queue).where(webhook_queue.c.due_ms <= now_ms).order_by(webhook_queue.c.due_ms, webhook_queue.c.id).limit(limit)
+def take(connection: Connection, now_ms: int, lease_ms: int, limit: int, webhooks: Sequence[str], others: bool = False) -> list[Queued]:
+    """Those for some webhooks (others: for all but these) that are due, the oldest first: they are the caller's for so long, and then due again,
+    unless `done` or put off."""
+    due = select(webhook_queue).where(_due(now_ms, webhooks, others)).order_by(webhook_queue.c.due_ms, webhook_queue.c.id).limit(limit)
     rows = connection.execute(due.with_for_update(skip_locked=True)).all()
     taken = update(webhook_queue).where(webhook_queue.c.id.in_([row.id for row in rows]))
     connection.execute(taken.values(due_ms=now_ms + lease_ms, tries=webhook_queue.c.tries + 1))
     return [Queued(row.webhook, row.event_id, row.event, row.made_ms, row.id, row.tries + 1) for row in rows]
+
+
+def _due(now_ms: int, webhooks: Sequence[str], others: bool) -> ColumnElement[bool]:
+    of = webhook_queue.c.webhook
+    return and_(webhook_queue.c.due_ms <= now_ms, of.not_in(list(webhooks)) if others else of.in_(list(webhooks)))
 
 
 def put_off(connection: Connection, id: int, due_ms: int) -> None:

@@ -170,7 +170,7 @@ webhook_queue = Table(
     Column("id", _NUMBERED, primary_key=True, autoincrement=True),
     *(_word(name) for name in ("webhook", "event_id", "event")),
     *(_number(name) for name in ("made_ms", "tries", "due_ms")),
-    Index("webhook_queue_of_due", "due_ms"),
+    Index("webhook_queue_of_due", "webhook", "due_ms"),
 )
 
 # What operators have added to what was used of a limit, or taken from it (adjustments.py).

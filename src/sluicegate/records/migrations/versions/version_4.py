@@ -48,6 +48,6 @@ def upgrade() -> None:
         *(Column(name, Text, nullable=False) for name in ("webhook", "event_id", "event")),
         *(Column(name, BigInteger, nullable=False) for name in ("made_ms", "tries", "due_ms")),
     )
-    op.create_index("webhook_queue_of_due", "webhook_queue", ["due_ms"])
+    op.create_index("webhook_queue_of_due", "webhook_queue", ["webhook", "due_ms"])
     for statement in _ONLY_ADDED[op.get_context().dialect.name]:
         op.execute(statement)
