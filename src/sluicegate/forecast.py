@@ -38,7 +38,7 @@ class Fit(msgspec.Struct, frozen=True):
     point: list[float]
     error: float  # standard deviation of a day
     echo: list[float]  # how much of a day's error each day behind it repeats
-    drift: float = 0.0  # standard deviation of what all days share
+    drift: list[float]  # standard deviation of what is known of each day too badly, in one direction for all
 
 
 class Outlook(msgspec.Struct, frozen=True):
@@ -76,7 +76,7 @@ def outlook(before: Sequence[float], today: float = 0.0) -> Outlook:
     deviation = stdev(sample) if len(sample) > 1 else None
     fit = (_seasonal(sample) if len(sample) >= SEASONAL_DAYS else None) or _mean(sample or [today], deviation)
     squares = accumulate((each * each for each in fit.echo), initial=1.0)
-    widths = [_WIDTH * sqrt(fit.error**2 * square + fit.drift**2) for square in squares]
+    widths = [_WIDTH * sqrt(fit.error**2 * square + drift**2) for square, drift in zip(squares, fit.drift, strict=True)]
     lower = [max(0.0, point - width) for point, width in zip(fit.point, widths, strict=True)]
     upper = [point + width for point, width in zip(fit.point, widths, strict=True)]
     return Outlook(fmean(sample or [today]), deviation, len(sample), fit, lower, upper)
@@ -85,7 +85,8 @@ def outlook(before: Sequence[float], today: float = 0.0) -> Outlook:
 def course(expected: Outlook, left: float) -> Course:
     """left: how much of the present day there is still to come, 0 to 1.
 
-    Errors of days are independent but for their echo: what a day is wrong by comes once for itself, and once more for each day that repeats it.
+    Errors of days are independent but for their echo: what a day is wrong by comes once for itself, and once more for each day that repeats it. What
+    they drift by adds up.
     """
     fit = expected.fit
     days = [0.0, *(left + i for i in range(len(fit.point)))]
@@ -93,7 +94,8 @@ def course(expected: Outlook, left: float) -> Course:
     echoed = list(accumulate(fit.echo, initial=0.0))  # of a day's error, by all days behind it so far
     later = accumulate(((1 + each) ** 2 for each in echoed[:-1]), initial=0.0)  # of all whole days so far
     variances = [fit.error**2 * ((left + own) ** 2 + whole) for own, whole in zip(echoed, later, strict=True)]
-    widths = [0.0, *(_WIDTH * sqrt(variance + (fit.drift * day) ** 2) for variance, day in zip(variances, days[1:], strict=True))]
+    drifts = accumulate((left * fit.drift[0], *fit.drift[1:]))
+    widths = [0.0, *(_WIDTH * sqrt(variance + drift**2) for variance, drift in zip(variances, drifts, strict=True))]
     lower = list(accumulate((max(0.0, sum_ - width) for sum_, width in zip(point, widths, strict=True)), max))
     upper = list(accumulate((sum_ + width for sum_, width in zip(point, widths, strict=True)), max))
     return Course(days, point, lower, upper)
@@ -134,7 +136,7 @@ def _mean(sample: list[float], deviation: float | None) -> Fit:
     """Each day like any other. Of a single one nobody knows by how much days differ: by as much as it has itself."""
     mean = fmean(sample)
     error = deviation if deviation is not None else mean
-    return Fit("mean", [mean] * HORIZON_DAYS, error, [0.0] * (HORIZON_DAYS - 1), error / sqrt(len(sample)))
+    return Fit("mean", [mean] * HORIZON_DAYS, error, [0.0] * (HORIZON_DAYS - 1), [error / sqrt(len(sample))] * HORIZON_DAYS)
 
 
 def _seasonal(sample: list[float]) -> Fit | None:
@@ -153,13 +155,16 @@ def _seasonal(sample: list[float]) -> Fit | None:
     numbers = np.array(known) / scale
     try:
         with np.errstate(all="ignore"):
-            week = MSTL(numbers, periods=WEEK).fit().seasonal
+            # The mean of each weekday: two of them would take any line that is put through them, and leave no error to see.
+            week = MSTL(numbers, periods=WEEK, windows=10 * len(known) + 1, stl_kwargs={"seasonal_deg": 0}).fit().seasonal
             model = ETSModel(numbers - week, error="add", trend="add", damped_trend=True).fit(disp=False)
             trend = model.forecast(HORIZON_DAYS)
             error = scale * sqrt(float(np.sum(model.resid**2)) / (len(known) - WEEK))
     except (ValueError, ArithmeticError):
         return None
     point = [scale * max(0.0, float(trend[i]) + float(week[i % WEEK - WEEK])) for i in range(HORIZON_DAYS)]
-    damped = accumulate(float(model.damping_trend) ** i for i in range(1, HORIZON_DAYS))
-    echo = [float(model.smoothing_level) + float(model.smoothing_trend) * each for each in damped]
-    return Fit("mstl_ets", point, error, echo) if all(map(isfinite, (*point, *echo, error))) else None
+    damped = list(accumulate((float(model.damping_trend) ** i for i in range(1, HORIZON_DAYS)), initial=0.0))
+    echo = [float(model.smoothing_level) + float(model.smoothing_trend) * each for each in damped[1:]]
+    number = len(sample)
+    drift = [error * sqrt(1 / number + 12 * (number / 2 + each) ** 2 / number**3) for each in damped]  # of a line through so many days
+    return Fit("mstl_ets", point, error, echo, drift) if all(map(isfinite, (*point, *echo, *drift))) else None

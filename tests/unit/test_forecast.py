@@ -1,5 +1,6 @@
 """Forecasts: known series, what is no day, bounds, and when a limit is reached."""
 
+import random
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -157,3 +158,18 @@ def check(found: Outlook, left: float, limits: list[float]) -> None:
 
 def day(number: float | None) -> float:
     return inf if number is None else number
+
+
+@pytest.mark.parametrize("number", [14, 15, 28, 60])
+def test_bounds_hold_for_days_that_differ_by_chance(number: int) -> None:
+    """Of weeks with a shape and noise, nearly all days that follow are within their bounds, also from two weeks alone, and so is their sum."""
+    chance = random.Random(7)
+    inside, sums = 0, 0
+    for _ in range(8):
+        noisy = [WORKING[i % 7] * max(0.0, chance.gauss(1, 0.25)) for i in range(number + 14)]
+        found, later = outlook(noisy[:number]), noisy[number:]
+        ahead = course(found, 1.0)
+        inside += sum(low <= day <= high for low, day, high in zip(found.lower, later, found.upper, strict=False))
+        sums += ahead.lower[14] <= sum(later) <= ahead.upper[14]
+    assert inside > 0.75 * 8 * 14
+    assert sums >= 6
