@@ -108,12 +108,8 @@ class Learned:
             text_bytes = sum(map(size, request.texts))
         framing = PER_MESSAGE * request.messages + PER_REQUEST
         in_tokens = bool(deployment.tokenizer) and characters <= TEXT_MAX
-        if in_tokens:
-            estimate = counted = sum([count(text, deployment.tokenizer) for text in request.texts])
-            bound = text_bytes  # until it is known what the provider adds, and that it counts alike
-        else:
-            estimate = counted = -(-characters // 4)
-            bound = text_bytes
+        counted = sum([count(text, deployment.tokenizer) for text in request.texts]) if in_tokens else -(-characters // 4)
+        estimate, bound = counted, text_bytes  # until it is known what the provider adds, and that it counts alike
         if known is not None:
             if not in_tokens and known.mean.count >= ENOUGH_USAGES:
                 estimate = -(-estimate * known.mean.milli // 1000)

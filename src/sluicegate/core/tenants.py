@@ -120,11 +120,10 @@ class Deployment(msgspec.Struct, frozen=True):
     paths: tuple[tuple[str, bytes], ...] = ()  # where it is called, below the base URL, by the dialects that it speaks
     price_origin: Origin | None = None  # where `price` is from
     probe: Probe | None = None  # None: it is not asked how it is
+    visible: bool = False  # worked out: every token that is billed can be seen in a stream
 
-    @property
-    def visible(self) -> bool:
-        """Every token that is billed can be seen in a stream."""
-        return self.extend or self.provider.token_per_event
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "visible", self.extend or self.provider.token_per_event)
 
     def path(self, dialect: str) -> bytes | None:
         """Where it is called in that dialect; None if it does not speak it."""

@@ -296,7 +296,7 @@ def _read(body: bytes) -> tuple[_Usual | Body, dict[str, Raw], Content]:
     else:
         for index, each in enumerate(usual.messages):
             content.add(each, index)
-        refuse_repeats_in(bytes(fields["messages"]), "messages", len(_encode(usual.messages)))
+        refuse_repeats_in(bytes(fields["messages"]), "messages", _encode(usual.messages))
     if not fields.keys() <= _PLAIN:
         refuse_repeats(fields, _PLAIN)
     if not fields.keys() <= _SILENT:

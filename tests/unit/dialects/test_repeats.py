@@ -96,3 +96,13 @@ def test_any_value(value: Any, other: Any, name: str, ascii_only: bool, separato
     refuse_repeats_in(once, "messages")
     with pytest.raises(BadRequest):
         refuse_repeats_in(twice, "messages")
+
+
+@pytest.mark.parametrize("role", ['"role": "user"', '"role":"user"', '"role" :  "user"'])
+@pytest.mark.parametrize("text", ["a b  c", "", " ", "a\\u0020b", "a\\/b"])
+def test_spaces_hide_no_repeat(role: str, text: str) -> None:
+    """However texts and what is between them are spaced: a name that is given twice in a message is refused, and nothing else is."""
+    once = f'{{"model": "m", "messages": [{{{role}, "content": "{text}"}}]}}'
+    assert openai_request.read_request(once.encode()).texts == [json.loads(f'"{text}"')]
+    with pytest.raises(BadRequest, match="given twice"):
+        openai_request.read_request(once.replace(role, f"{role}, {role}").encode())
