@@ -1,15 +1,15 @@
 """`/admin/v1/audit-logs`: who changed what, and which budgets were warned about or used up. It is only added to, by what it tells of."""
 
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
-from pydantic import AwareDatetime, Field
+from pydantic import Field
 
 from sluicegate.admin.access import require
 from sluicegate.admin.bodies import Answer
-from sluicegate.admin.errors import invalid
 from sluicegate.admin.paging import Listing, Page, listing
+from sluicegate.admin.questions import Moment
 from sluicegate.admin.services import Services
 from sluicegate.core.limits import Unit
 from sluicegate.core.refusals import iso
@@ -19,7 +19,6 @@ from sluicegate.records.audit import Filter, Written
 router = APIRouter(prefix="/admin/v1/audit-logs", tags=["audit"])
 
 TEXT_MAX = 500
-ID_MAX = 2**63
 
 
 class AuditPage(Page):
@@ -29,8 +28,9 @@ class AuditPage(Page):
     actor: str = Field(default="", max_length=TEXT_MAX, description="Who did it.")
     subject: str = Field(default="", max_length=TEXT_MAX, description="The id of what it is about.")
     tenant: str = Field(default="", max_length=TEXT_MAX, description="Whose it is: a tenant's path, with all below it.")
-    since: AwareDatetime | None = Field(default=None, description="From then on.", examples=["2026-11-30T00:00:00Z"])
-    until: AwareDatetime | None = Field(default=None, description="Before then.")
+    after: str = Field(default="", pattern=r"^([1-9][0-9]{0,17})?$", description="Those behind this one: the `next` of the page before.")
+    since: Moment | None = Field(default=None, description="From then on; without an offset in UTC.", examples=["2026-11-30T00:00:00Z"])
+    until: Moment | None = Field(default=None, description="Before then.")
 
 
 class AuditEntry(Answer):
@@ -67,8 +67,6 @@ class AuditEntry(Answer):
 async def logs(request: Request, page: Annotated[AuditPage, Query()]) -> Listing[AuditEntry]:
     """The newest first."""
     services: Services = request.app.state.services
-    if page.after and not (page.after.isascii() and page.after.isdigit() and 0 < int(page.after) < ID_MAX):
-        raise invalid("That is the id of no entry.", "after")
     action = page.action.removesuffix("*")
     wanted = Filter(action, page.actor, page.subject, page.tenant, _ms(page.since), _ms(page.until))
     found = await services.audit.read(wanted, page.limit + 1, int(page.after or 0))
@@ -77,7 +75,7 @@ async def logs(request: Request, page: Annotated[AuditPage, Query()]) -> Listing
 
 
 def _ms(moment: datetime | None) -> int:
-    return int(moment.timestamp() * 1000) if moment is not None else 0
+    return max(1, int((moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp() * 1000)) if moment is not None else 0
 
 
 def _entry(written: Written) -> AuditEntry:

@@ -13,6 +13,7 @@ oldest that is there.
 
 import asyncio
 import contextlib
+import re
 from typing import Annotated
 
 import msgspec
@@ -71,10 +72,17 @@ class EventAnswer(Answer):
     worker: str
 
 
+_ONE = "|".join(map(re.escape, PATTERNS))
+_TYPES = rf"^(({_ONE})(,({_ONE}))*)?$"
+
+
 class EventPage(Page):
     """Which events."""
 
-    types: str = Field(default="", max_length=TYPES_MAX, description="Types and groups between commas, such as `budget.*,key.created`; all if empty.")
+    after: str = Field(default="", pattern=r"^([0-9]{1,16}(-[0-9]{1,9})?)?$", description="Those behind this one: the `next` of the page before.")
+    types: str = Field(
+        default="", max_length=TYPES_MAX, pattern=_TYPES, description="Types and groups between commas, such as `budget.*,key.created`; all if empty."
+    )
 
 
 @router.get(

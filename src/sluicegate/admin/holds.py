@@ -15,7 +15,7 @@ from pydantic import Field
 
 from sluicegate.admin.access import Operator, Viewer
 from sluicegate.admin.bodies import Answer, Asked, Plain, Whole
-from sluicegate.admin.errors import invalid, not_found
+from sluicegate.admin.errors import Error, invalid, not_found
 from sluicegate.admin.limits import known
 from sluicegate.admin.paging import Listing, Page, listing
 from sluicegate.admin.paths import checked
@@ -117,7 +117,7 @@ def _place(after: str) -> tuple[str, tuple[int, str]]:
     return tree, (int(expires_ms), hold_id)
 
 
-@router.post("/{id:path}/settle", summary="End a hold")
+@router.post("/{id:path}/settle", summary="End a hold", responses={409: {"model": Error, "description": "hold_alive: a worker renews it."}})
 async def settle(request: Request, caller: Operator, id: str, asked: Settling | None = None) -> Settled:
     """It is charged all that it held, or what is said here. Doing it again changes nothing."""
     services: Services = request.app.state.services

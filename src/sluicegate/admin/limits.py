@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import groupby
-from typing import Annotated
+from typing import Annotated, Any
 from urllib.parse import unquote
 
 import msgspec
@@ -22,7 +22,7 @@ from sqlalchemy import Connection
 from sluicegate.admin import showing
 from sluicegate.admin.access import Admin, Caller, Viewer
 from sluicegate.admin.bodies import Answer, Asked, Plain, amount_of
-from sluicegate.admin.errors import invalid, not_found
+from sluicegate.admin.errors import Error, invalid, not_found
 from sluicegate.admin.health import LimitState
 from sluicegate.admin.paging import Listing, Page, listing
 from sluicegate.admin.paths import checked
@@ -41,6 +41,9 @@ from sluicegate.records.adjustments import Adjustment
 from sluicegate.records.audit import Entry
 from sluicegate.reject import Reject
 
+CONFLICT: dict[int | str, dict[str, Any]] = {
+    409: {"model": Error, "description": "below_zero; adjustment_exists, adjustment_too_old: of an adjustment with that id."}
+}
 router = APIRouter(prefix="/admin/v1", tags=["limits"])
 
 IN_FLIGHT_MAX = 5_000  # holds that are counted
@@ -192,7 +195,7 @@ async def in_flight(services: Services, id: str) -> int:
 # -- adjustments --------------------------------------------------------------------------------------------------------------------------
 
 
-@router.post("/limits/{id:path}/adjust", summary="Correct what was used of a limit")
+@router.post("/limits/{id:path}/adjust", summary="Correct what was used of a limit", responses=CONFLICT)
 async def adjust(request: Request, caller: Admin, id: str, asked: AdjustmentRequest) -> Adjusted:
     """Of this limit alone, in its present window, at once; usage in the records stays what it was, and has this beside it."""
     services: Services = request.app.state.services
