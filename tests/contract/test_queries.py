@@ -165,8 +165,8 @@ async def test_days_and_hours_of_a_zone(records: Records, zone: str, names: tupl
     assert {tuple(one.group.values()): one.figures.input_tokens for one in found.groups} == wanted
 
 
-async def test_days_on_which_clocks_are_changed(records_url: str) -> None:
-    """One of 25 hours and one of 23: a request at 23:30 there belongs to the day that ends, not to the next one in UTC."""
+async def test_case_23_days_on_which_clocks_are_changed(records_url: str) -> None:
+    """Case 23: one of 25 hours and one of 23: a request at 23:30 there belongs to the day that ends, not to the next one in UTC."""
     berlin = ZoneInfo("Europe/Berlin")
     times = [datetime(2027, 3, 27, 23, 30), datetime(2027, 3, 28, 23, 30), datetime(2027, 10, 30, 23, 30), datetime(2027, 10, 31, 23, 30)]
     some = [Record(f"r{i}", round(time.replace(tzinfo=berlin).timestamp()) * 1000, KEYS[0], "chat", status=200) for i, time in enumerate(times)]
