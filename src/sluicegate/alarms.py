@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 import msgspec
+import structlog
 
 from sluicegate import events
 from sluicegate.auditing import Auditing, new_event_id
@@ -36,6 +37,8 @@ LATE_MS = 3_600_000  # what ended longer ago is not told of any more
 WINDOWS_MAX = 10_000
 PROBLEMS_MAX = 1_000  # characters
 MINUTE_MS = 60_000
+
+log = structlog.get_logger("alarms")
 
 Later = Callable[[float, Callable[[], None]], object]
 
@@ -161,9 +164,12 @@ class Alarms:
         known = False
         while True:
             await asyncio.sleep(LOOK_S)
-            if not known:
-                known = await self._recall()
-            self.look()
+            try:
+                if not known:
+                    known = await self._recall()
+                self.look()
+            except Exception:
+                log.exception("background work failed", work="alarms")
 
     def look(self) -> None:
         """Tells of those of the windows that have ended by now."""

@@ -279,6 +279,11 @@ async def test_what_an_administrator_does_is_in_the_log(tmp_path: Path) -> None:
         assert (one["action"], one["address"], one["request_id"], one["path"]) == ("chaos.set", "127.0.0.1", "from-a-script", "POST /admin/v1/chaos")
         assert (one["before"], one["after"]["deployment"]) == (None, "mock/mock-chat")
         assert KEY not in json.dumps([cleared, one])
+        reload = b"POST /admin/v1/reload HTTP/1.1\r\nhost: x\r\nauthorization: Bearer %b\r\ncontent-length: 0\r\n\r\n" % KEY.encode()
+        assert (await bench.raw(reload)).status == 409  # it was not read from a file
+        await bench.worker.announcements.auditing.flush()
+        [asked] = (await ask(bench, "/admin/v1/audit-logs?action=config.reload_asked"))["data"]
+        assert asked["after"]["problems"] == ["the configuration was not read from a file"]
         assert (await ask(bench, "/admin/v1/audit-logs?since=2099-01-01T00:00:00Z"))["data"] == []
         assert (await bench.get("/admin/v1/audit-logs?after=x", KEY)).error["param"] == "after"
         assert (await bench.get("/admin/v1/audit-logs?since=yesterday", KEY)).error["param"] == "since"

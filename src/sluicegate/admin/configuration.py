@@ -3,14 +3,18 @@
 Workers watch their files by themselves; a reload asks this one to look now, and tells what came of it.
 """
 
+from typing import Annotated
+
 from fastapi import APIRouter, Request
 
-from sluicegate.admin.access import require
+from sluicegate.admin.access import Caller, require
 from sluicegate.admin.bodies import Answer
 from sluicegate.admin.errors import Error
 from sluicegate.admin.services import Services
 from sluicegate.core.refusals import iso
 from sluicegate.reject import Reject
+
+Operator = Annotated[Caller, require("operator")]
 
 router = APIRouter(prefix="/admin/v1", tags=["configuration"])
 
@@ -34,13 +38,15 @@ async def configuration(request: Request) -> ConfigurationAnswer:
 @router.post(
     "/reload",
     summary="Read the configuration anew",
-    dependencies=[require("operator")],
     responses={409: {"model": Error, "description": "configuration_refused: what was in use stays in use."}},
 )
-async def reload(request: Request) -> ConfigurationAnswer:
+async def reload(request: Request, caller: Operator) -> ConfigurationAnswer:
     """What the files have is in use when this answers; the other workers follow within a second."""
     services: Services = request.app.state.services
+    before = services.reloading.state
     problems = await services.reloading.reload()
+    after = {"version": services.reloading.state.version, "problems": problems}
+    services.audit.note(caller, "config.reload_asked", before.file, {"version": before.version}, after, request)
     if problems:
         raise Reject(409, "invalid_request_error", "configuration_refused", "The configuration was refused. " + " ".join(problems))
     return _answer(services)
