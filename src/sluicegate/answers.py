@@ -157,7 +157,7 @@ def _warning(trip: Trip) -> bytes:
     if trip.plan is None or trip.reply is None or trip.refset is None:
         return b""
     template = trip.plan.template
-    return refusals.budget_warning(template.marked, template.counters, trip.refset, trip.reply, trip.policy.budget.show_figures)
+    return refusals.budget_warning(template.marked, template.heads, template.counters, trip.refset, trip.reply, trip.policy.budget.show_figures)
 
 
 @lru_cache(1024)

@@ -65,7 +65,7 @@ class Template:
 
     __slots__ = (
         *("_claims", "has_usd", "_priority", "_refset", "_used", "_valid_until_ms"),
-        *("counters", "least_tokens", "least_usd", "marked", "needs_price", "shadows", "shown", "sizes", "told", "tree"),
+        *("counters", "heads", "least_tokens", "least_usd", "marked", "needs_price", "shadows", "shown", "sizes", "told", "tree"),
     )
 
     def __init__(self, tree: str, counters: Sequence[Counter], model: str | None, priority: Priority | None = None) -> None:
@@ -84,6 +84,7 @@ class Template:
         shadows = [(i, counting.shadow_room(c, priority)) for i, c in enumerate(self.counters)]
         self.shadows = tuple((i, room) for i, room in shadows if room < NO_CEILING)
         lowest = [(i, counting.lowest_mark(c)) for i, c, _ in enforced]
+        self.heads: dict[int, bytes] = {}  # of headers that warn, by index
         self.marked = tuple((i, mark, self.counters[i].amount) for i, mark in lowest if mark)  # those that warn: from where on, and their amounts
         self._claims = _picker([i for c in self.counters for i in _CLAIM[c.unit][0 if refills(c) else 1]])
         self._used = _picker([_USED[c.unit] for c in self.counters])

@@ -324,10 +324,13 @@ _FORMS = tuple((_FORM % (unit, unit), (_FORM + _RESET) % (unit, unit, unit)) for
 Marked = Sequence[tuple[int, int, int]]  # index, the lowest amount that is warned about, the limit
 
 
-def budget_warning(marked: Marked, counters: Sequence[Counter], refs: RefSet, reply: Reply, show_figures: bool = True) -> bytes:
+def budget_warning(
+    marked: Marked, heads: dict[int, bytes], counters: Sequence[Counter], refs: RefSet, reply: Reply, show_figures: bool = True
+) -> bytes:
     """`x-sluicegate-budget-warning` for the limit of which the largest part is used, where that has reached a mark; begun by CR LF.
 
-    marked: the limits that have marks (`Template.marked`). Empty if none is reached, or the reply has no states.
+    marked: the limits that have marks (`Template.marked`). heads: kept with them, what is always the same. Empty if none is reached, or the reply has
+    no states.
     """
     states, tightest, share = reply.states, -1, -1
     if not states:
@@ -337,10 +340,20 @@ def budget_warning(marked: Marked, counters: Sequence[Counter], refs: RefSet, re
             tightest, share = i, states[i][0] * 100 // limit
     if tightest < 0:
         return b""
-    counter, ref, (used, held) = counters[tightest], refs.refs[tightest], states[tightest]
-    remaining = f"; remaining={show_amount(counter.unit, max(0, counter.amount - used - held))}" if show_figures else ""
-    reset = iso(ref.end_ms) if ref.end_ms else "never"
-    return f"\r\nx-sluicegate-budget-warning: limit={name(counter)}; used={share}%{remaining}; reset={reset}".encode()
+    counter, (used, held) = counters[tightest], states[tightest]
+    head = heads.get(tightest)
+    if head is None:
+        head = heads[tightest] = f"\r\nx-sluicegate-budget-warning: limit={name(counter)}; used=".encode()
+    reset = _reset(refs.refs[tightest].end_ms)
+    if not show_figures:
+        return b"%b%d%%; reset=%b" % (head, share, reset)
+    left = show_amount(counter.unit, max(0, counter.amount - used - held)).encode()
+    return b"%b%d%%; remaining=%b; reset=%b" % (head, share, left, reset)
+
+
+@lru_cache(4096)
+def _reset(end_ms: int) -> bytes:
+    return iso(end_ms).encode() if end_ms else b"never"
 
 
 def ratelimit_lines(shown: Shown, refs: RefSet, reply: Reply) -> bytes:

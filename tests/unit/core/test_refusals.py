@@ -500,7 +500,7 @@ def test_headers_describe_the_tightest_limit_of_each_unit() -> None:
 
 def warned(case: Case, **more: Any) -> bytes:
     reply = Reply("granted", NOW_MS, states=case.states)
-    return budget_warning(case.template.marked, case.counters, case.refs, reply, **more)
+    return budget_warning(case.template.marked, case.template.heads, case.counters, case.refs, reply, **more)
 
 
 def marked(amount: float, unit: str, per: str, *warn_at: float, **more: Any) -> dict[str, Any]:
@@ -530,7 +530,7 @@ def test_the_warning_is_of_the_limit_of_which_most_is_used() -> None:
 def test_nothing_is_warned_of_where_nothing_is_known() -> None:
     """A reply without states, and limits without marks."""
     case = Case((marked(5, "usd", "day", 0.8), (5_000_000_000, 0), (1, 0)))
-    assert budget_warning(case.template.marked, case.counters, case.refs, Reply("gone", NOW_MS)) == b""
+    assert budget_warning(case.template.marked, {}, case.counters, case.refs, Reply("gone", NOW_MS)) == b""
     assert Case((marked(5, "usd", "day"), (5_000_000_000, 0), (1, 0))).template.marked == ()
 
 
