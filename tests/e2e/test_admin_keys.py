@@ -14,10 +14,13 @@ import pytest
 from sqlalchemy import text
 
 from sluicegate import app
+from sluicegate.config.fields import ConfigError
+from sluicegate.config.load import load_text
 from sluicegate.core.claims import Admission
 from sluicegate.core.counters import refs
 from sluicegate.core.expired import tag
-from support_inloop import Bench, Reply, running
+from sluicegate.ledger.contract import LedgerUnavailable
+from support_inloop import Bench, Reply, config_text, running
 
 KEY, OPERATOR, VIEWER = "sk-admin-of-the-tests", "an-operator-on-call", "a-viewer-of-figures"
 PEOPLE = (("on-call", "operator", OPERATOR), ("figures", "viewer", VIEWER))
@@ -290,6 +293,36 @@ async def test_what_was_used_is_corrected(api: Api) -> None:
     assert (await api("GET", "limits/acme/@k:requests:day")).json["used"] == 1
 
 
+@pytest.mark.parametrize("reached", [False, True])
+@pytest.mark.parametrize("lost", [False, True])
+async def test_a_correction_without_an_answer_is_sent_again(small: Api, reached: bool, lost: bool) -> None:
+    """The ledger did not answer, whether it has taken it or not; by the next time it may have been made anew: it counts once."""
+    made = await small.key(limits=["100 requests/day"])
+    assert await small.told(made["secret"]) == "200"
+    ledger, limit = small.bench.ledger, "limits/acme/@k:requests:day"
+    settle = ledger.settle
+
+    def silent(settlement: Any) -> Any:
+        if settlement.hold_id.startswith("adjustment.") and reached:
+            settle(settlement)
+        failing = asyncio.get_running_loop().create_future()
+        failing.set_exception(LedgerUnavailable("it does not answer"))
+        return failing
+
+    ledger.settle = silent  # type: ignore[method-assign]
+    first = await small("POST", f"{limit}/adjust", {"amount": 7, "reason": "x"})
+    ledger.settle = settle  # type: ignore[method-assign]
+    assert (first.status, first.code) == (503, "ledger_unavailable") and first.headers["retry-after"] == "1"
+    (row,) = (await small("GET", f"{limit}/adjustments")).json["data"]
+    assert not row["applied"] and row["id"] in first.error["message"]
+    if lost:
+        await seeded_anew(small)
+    for _ in range(2):
+        again = (await small("POST", f"{limit}/adjust", {"amount": 7, "reason": "x", "id": row["id"]})).json
+        assert (again["applied"], again["limit_status"]["used"]) == (True, 8)
+    assert len((await small("GET", "audit-logs?action=limit.adjusted")).json["data"]) == 1
+
+
 async def seeded_anew(api: Api) -> None:
     """The ledger has lost all, and got it back from the records."""
     worker = api.bench.worker
@@ -408,6 +441,25 @@ async def test_case_101_and_125_a_key_sees_itself_and_makes_keys(api: Api) -> No
     assert actors == {"key acme/@k"}
 
 
+async def test_a_key_of_the_file_may_make_keys(tmp_path: Path) -> None:
+    """Where the file says so; a tenant of the file may be a service account, an organization may not."""
+    key = "{name: key, key: sk-key, limits: [2 requests/day], may_create_sub_keys: on}"
+    tenants = f"\n  acme: {{children: {{nightly: {{kind: service_account, keys: [{key}]}}}}}}"
+    async with running(tmp_path, tenants=tenants, more=more()) as bench:
+        bench.whole = False
+        api = Api(bench)
+        made = (await api("POST", "me/keys", {"name": "sub", "expires": "1h"}, "sk-key")).json
+        assert (made["id"], made["may_create_sub_keys"]) == ("acme/nightly/@key/@sub", False)
+        assert [await api.told(secret) for secret in (made["secret"], "sk-key", made["secret"])] == ["200", "200", "budget_exceeded"]
+        assert (await api("GET", "me", key="sk-key")).json["key"]["may_create_sub_keys"] is True
+        assert (await api("GET", "tenants/acme/nightly")).json["kind"] == "service_account"
+        for n in range(99):
+            await bench.worker.changes.create_key("acme/nightly/@key", f"s{n}")
+        assert await api.code("POST", "me/keys", {"name": "one-more"}, "sk-key") == "409 too_many_keys"
+        with pytest.raises(ConfigError, match="kind"):
+            load_text(config_text(tmp_path, "http://127.0.0.1:9", tenants="\n  acme: {kind: service_account}", more=more()), {})
+
+
 ENFORCED = {
     "limits": [],
     "models": None,
@@ -440,6 +492,38 @@ async def test_case_18_a_key_changes_nothing_that_is_enforced(api: Api) -> None:
     assert (await api("GET", "keys/acme/@k")).json == before
     assert (await api("PATCH", "me", {"metadata": {"note": "mine"}}, made["secret"])).json["key"]["metadata"] == {"note": "mine"}
     assert await api.code("PATCH", "me", {"metadata": {}}, "sk-key") == "409 defined_in_file id"
+
+
+async def test_case_100_on_another_replica(tmp_path: Path) -> None:
+    """What is blocked, overridden or rotated at one is so at the other within a second."""
+    shared = {"ledger": f"sqlite:///{tmp_path}/ledger.db", "records": f"sqlite:///{tmp_path}/records.db", "more": more()}
+    async with running(tmp_path / "one", **shared) as bench:
+        loaded = load_text(config_text(tmp_path / "two", bench.mock.base_url, **shared), {})
+        async with app.serving(loaded) as (worker, server):
+            here, there = Api(bench), Api(Bench(loaded, worker, server.port, bench.mock))
+            made = await here.key()
+            await until(there, made["secret"], "200")
+            await here("POST", "keys/acme/@k/block")
+            assert await until(there, made["secret"], "key_blocked") < 1.5
+            await there("POST", "keys/acme/@k/unblock")
+            assert await until(here, made["secret"], "200") < 1.5
+            await here("PATCH", "keys/acme/@key", {"limits": ["0 requests/day"]})
+            assert await until(there, "sk-key", "request_too_large") < 1.5
+            rotated = (await here("POST", "keys/acme/@k/rotate", {"grace": "60s"})).json
+            await until(there, rotated["secret"], "200")
+            assert await there.told(made["secret"]) == "200"
+            await there("DELETE", "keys/acme/@k")
+            assert await until(here, rotated["secret"], "invalid_api_key") < 1.5
+            bench.whole = False
+
+
+async def until(api: Api, secret: str, wanted: str) -> float:
+    """How long it took to be so."""
+    began = time.monotonic()
+    while await api.told(secret) != wanted:
+        assert time.monotonic() - began < 10
+        await asyncio.sleep(0.02)
+    return time.monotonic() - began
 
 
 # -- who may ------------------------------------------------------------------------------------------------------------------------------

@@ -1,11 +1,16 @@
 """The `admin:` section: where the admin API is, and what it is not switched on with."""
 
+import hashlib
+
 import pytest
 
 from sluicegate.config import ConfigError, load_text
 from sluicegate.config.check import warnings
 
 ENV = {"ADMIN": "an-admin-key-of-the-operators", "SHORT": "short"}
+
+
+ON = "key_env: ADMIN"
 
 
 def text(admin: str, listen: str = "127.0.0.1:8080") -> str:
@@ -53,6 +58,15 @@ def test_a_key_from_the_environment_or_the_file(key: str) -> None:
         ("key_env: ADMIN, listen: 0.0.0.0:80", "0.0.0.0:80", "admin.listen: must be another address than that of server.listen"),
         ("listen: nowhere", "127.0.0.1:80", "admin.listen: must be host:port"),
         ("chaos: on", "127.0.0.1:80", "admin.chaos: has no effect without admin.key_env"),
+        ("keys: [{name: a, role: viewer, key_env: ADMIN}]", "127.0.0.1:80", "admin.keys: has no effect without admin.key_env"),
+        (f"{ON}, keys: [{{name: a, role: viewer}}]", "127.0.0.1:80", "admin.keys[0]: needs key_env or sha256"),
+        (f"{ON}, keys: [{{name: a, role: viewer, key_env: SHORT}}]", "127.0.0.1:80", "admin.keys[0].key_env: must have at least 16 characters"),
+        (
+            f"{ON}, keys: [{{name: admin key, role: viewer, key_env: ADMIN}}]",
+            "127.0.0.1:80",
+            "admin.keys[0].name: 'admin key' is the name",
+        ),
+        (f"{ON}, keys: [{{name: a, role: root, key_env: ADMIN}}]", "127.0.0.1:80", "admin.keys[0].role"),
         ("kye_env: ADMIN", "127.0.0.1:80", "admin.kye_env: unknown field; did you mean 'key_env'?"),
     ],
 )
@@ -73,3 +87,12 @@ def test_chaos_is_warned_about() -> None:
     """Where it may be caused, `check` says so."""
     [line] = warnings(load_text(text("key_env: ADMIN, chaos: on"), ENV))
     assert line.startswith("admin.chaos: is on")
+
+
+def test_further_keys() -> None:
+    """Each has its role and is known by its digest, whichever way it is given; none of them shows in a text of the configuration."""
+    keys = f"[{{name: on-call, role: operator, key_env: OTHER}}, {{name: finance, role: viewer, sha256: {'A1' * 32}}}]"
+    config = load_text(text(f"{ON}, keys: {keys}"), ENV | {"OTHER": "another-key-of-operators"}).config
+    assert [(name, role) for name, role, _ in config.admin.credentials] == [("admin key", "admin"), ("on-call", "operator"), ("finance", "viewer")]
+    assert [digest for *_, digest in config.admin.credentials][1:] == [hashlib.sha256(b"another-key-of-operators").digest(), bytes.fromhex("a1" * 32)]
+    assert "another-key" not in repr(config)
