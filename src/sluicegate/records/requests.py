@@ -42,8 +42,8 @@ _encode = msgspec.json.Encoder().encode
 
 Line = tuple[str, str, Record | None, Spent | None]  # tree, id of a hold or a request, how it ended, what it was charged
 Place = tuple[int, str, str, str, str]  # time_s of a quarter, tree, key_id, model, deployment
-Shape = tuple[int, *tuple[Any, ...]]  # a number among those of a batch, and the values of SHARED
-Row = tuple[tuple[Any, ...], Shape]  # the values of OWN, and the others
+Row = tuple[Any, ...]  # the values of OWN, and which shape it has
+Shape = tuple[Any, ...]  # its place among those of a batch, and the values of SHARED
 
 
 class Request(msgspec.Struct, gc=False):
@@ -107,9 +107,11 @@ def add(connection: Connection, lines: Iterable[Line]) -> Counted:
     shapes: dict[tuple[Any, ...], Shape] = {}
     rows = [_row(request_id, request, shapes) for request_id, request in new.items()]
     known: dict[str, Any] = {}
-    if not _insert(connection, rows):
+    if not _insert(connection, rows, list(shapes.values())):
         known = _known(connection, list(new))
-        _write(connection, [row for row in rows if row[0][0] not in known])  # one that has come meanwhile: the transaction is tried again
+        _write(
+            connection, [row for row in rows if row[0] not in known], list(shapes.values())
+        )  # one that has come meanwhile: the transaction is tried again
     for request_id, request in new.items():
         if request.record is not None and request_id not in known:
             counted.add(request.tree, request.record)
@@ -147,7 +149,7 @@ def _row(request_id: str, request: Request, shapes: dict[tuple[Any, ...], Shape]
     shape = shapes.get(facts)
     if shape is None:
         shape = shapes[facts] = (len(shapes), *_shared(*facts))
-    own = (
+    return (
         request_id,
         record.time_ms,
         _encode(attempts).decode() if attempts else "[]",
@@ -164,8 +166,8 @@ def _row(request_id: str, request: Request, shapes: dict[tuple[Any, ...], Shape]
         record.waited_us,
         record.client_user,
         record.client_id,
+        shape[0],
     )
-    return own, shape
 
 
 def _so_far(request_id: str, request: Request) -> Record:
@@ -186,11 +188,11 @@ def _shared(
     return (*who, tries, int(fell_back), source, cost_source, cache, int(client_gone), tags, shadow, int(ended))
 
 
-def _insert(connection: Connection, rows: Sequence[Row]) -> bool:
+def _insert(connection: Connection, rows: Sequence[Row], shapes: Sequence[Shape]) -> bool:
     """All of them; or none, as one is there already (False)."""
     savepoint = connection.begin_nested()
     try:
-        _write(connection, rows)
+        _write(connection, rows, shapes)
     except IntegrityError:
         savepoint.rollback()
         return False
@@ -198,20 +200,17 @@ def _insert(connection: Connection, rows: Sequence[Row]) -> bool:
     return True
 
 
-def _write(connection: Connection, rows: Sequence[Row]) -> None:
+def _write(connection: Connection, rows: Sequence[Row], shapes: Sequence[Shape]) -> None:
     if connection.dialect.name == "postgresql":
-        _copy(connection, rows)
+        _copy(connection, rows, shapes)
         return
-    shapes = {shape[0]: shape for _, shape in rows}
     connection.exec_driver_sql(f"CREATE TEMP TABLE IF NOT EXISTS shapes (shape INTEGER PRIMARY KEY, {', '.join(SHARED)})")
     connection.exec_driver_sql("DELETE FROM temp.shapes")
-    if shapes:
-        connection.exec_driver_sql(f"INSERT INTO temp.shapes VALUES ({', '.join('?' * (1 + len(SHARED)))})", list(shapes.values()))
+    connection.exec_driver_sql(f"INSERT INTO temp.shapes VALUES ({', '.join('?' * (1 + len(SHARED)))})", list(shapes))
     start = 0
     for size in ROWS_AT_ONCE:
         while len(rows) - start >= size:
-            some = rows[start : start + size]
-            connection.exec_driver_sql(_joined(size), tuple(chain.from_iterable([(*own, shape[0]) for own, shape in some])))
+            connection.exec_driver_sql(_joined(size), tuple(chain.from_iterable(rows[start : start + size])))
             start += size
 
 
@@ -224,15 +223,15 @@ def _joined(rows: int) -> str:
     return f"INSERT INTO requests ({', '.join(COLUMNS)}) SELECT {own}, {', '.join(SHARED)} FROM {joined}"
 
 
-def _copy(connection: Connection, rows: Sequence[Row]) -> None:
+def _copy(connection: Connection, rows: Sequence[Row], shapes: Sequence[Shape]) -> None:
     """Errors become SQLAlchemy's, which knows nothing of COPY."""
     import psycopg  # noqa: PLC0415  (takes a while to import)
 
     driver: Any = connection.connection.driver_connection
     try:
         with driver.cursor() as cursor, cursor.copy(f"COPY requests ({', '.join(COLUMNS)}) FROM STDIN") as copy:
-            for own, shape in rows:
-                copy.write_row(own + shape[1:])
+            for *own, shape in rows:
+                copy.write_row((*own, *shapes[shape][1:]))
     except psycopg.Error as error:
         kind = IntegrityError if isinstance(error, psycopg.errors.UniqueViolation) else DBAPIError
         raise kind(None, None, error) from None
@@ -251,8 +250,9 @@ def _known(connection: Connection, ids: Sequence[str]) -> dict[str, Any]:
 def _change(connection: Connection, known: Any, request_id: str, request: Request, counted: Counted) -> None:
     """Adds to a row; says how it ended if that is news. A request that was given up for dead and ends after all is counted as it ended."""
     record = request.record
-    own, shape = _row(request_id, request, {})
-    row = dict(zip(COLUMNS, own + shape[1:], strict=True))
+    shapes: dict[tuple[Any, ...], Shape] = {}
+    own = _row(request_id, request, shapes)[:-1]
+    row = dict(zip(COLUMNS, (*own, *next(iter(shapes.values()))[1:]), strict=True))
     values: dict[str, Any] = {name: requests.c[name] + row.pop(name) for name in ADDED}
     if record is not None and (not known.ended or (known.error == EXPIRED and record.error != EXPIRED)):
         values |= row
