@@ -119,7 +119,7 @@ async def listed(services: Services, page: Page, below: str = "", blocked: bool 
     """A page of the keys below a tenant or key."""
     after = page.after.partition("\x00")[0]  # no id has one, and PostgreSQL takes none
     ids = [id for id in showing.current(services).by_id if id > after and (not below or id.startswith(below + "/"))]
-    of_file = [showing.of_file(services, id) for id in sorted(ids)]
+    of_file = [showing.of_file(services, id) for id in sorted(ids)[: page.limit + 1 if blocked is None else None]]
     rows = await services.changes.list_keys(below, after, page.limit + 1, blocked=blocked)
     here = [one for one in of_file if blocked is None or one.blocked == blocked]
     found = sorted([*here, *(showing.of_directory(services, row) for row in rows)], key=lambda one: one.id)[: page.limit + 1]
