@@ -116,7 +116,7 @@ async def test_the_first_limit_of_all_organizations_is_refused(tmp_path: Path) -
     """It makes one tree of theirs: what is under way in those would not count in it."""
     stage = Stage(tmp_path)
     for text in (OTHER, GOOD):
-        problems = await stage.after(text.replace("tenants: {", "tenants: {limits: [$5/month], ").replace("tenants:\n", "tenants:\n  limits: [$5/month]\n"))
+        problems = await stage.after(text.replace("tenants: {", "tenants: {limits: [$5/month], "))
         assert (problems[0].partition(":")[0], stage.applied) == ("tenants.limits", [])
 
 

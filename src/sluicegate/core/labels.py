@@ -1,7 +1,7 @@
 """What clients call their own requests for reports: the end user that the body names, tags that a header gives.
 
-Labels decide nothing: neither who pays nor what is allowed. What is no plain text of bounded length is left out or cut, so that a label can be stored,
-printed and put into a CSV anywhere.
+Labels decide nothing: neither who pays nor what is allowed. What is no plain text of bounded length is left out or cut, so that a label can be
+stored, printed and put into a CSV anywhere.
 """
 
 from collections.abc import Mapping

@@ -149,7 +149,6 @@ class StreamReader:
             self._last = raw.data
         return event
 
-
     def _beside_the_choices(self, loose: Any, deltas: list[Delta]) -> list[Delta]:
         """What stood there in the chunk before, too, is a name or a place that the upstream repeats in each."""
         said = {delta.text for delta in deltas}

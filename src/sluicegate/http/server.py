@@ -7,8 +7,8 @@ A subclass of uvicorn's server, which binds and accepts. `handle` gets every req
 
 The first signal: `ready` is False at once; after `drain_delay_s` nothing new is accepted, idle connections are closed, and open exchanges have
 `drain_s` to finish. The second signal, or the end of that time, cuts: every open exchange loses its client (`on_gone`), so that its handler settles;
-handlers that have not returned `CUT_S` later are cancelled. No exit skips this. After a second signal `on_stop` has `END_S`, and is cancelled then, as
-`on_start` is at once.
+handlers that have not returned `CUT_S` later are cancelled. No exit skips this. After a second signal `on_stop` has `END_S`, and is cancelled then,
+as `on_start` is at once.
 """
 
 import asyncio
