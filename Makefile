@@ -19,7 +19,7 @@ demo: $(VENV)/run.stamp
 	@$(BIN)/sluicegate demo
 
 test: check redis postgres
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n 2 --dist loadfile  # most of the time they wait: for processes to start, for time to pass
 
 # Every test again, with what it reaches: fails where a module that the cap depends on is below the floor; writes the table in docs/safety.md.
 cov: $(VENV)/test.stamp redis postgres
