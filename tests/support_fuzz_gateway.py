@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from sluicegate import calling as calling_module
 from sluicegate import gateway as gateway_module
 from sluicegate.core.estimate import Learned
 from sluicegate.core.meter import Meter
@@ -95,13 +96,13 @@ class Fuzz:
         logging.getLogger().addHandler(self.complaints)
         self._stack.callback(logging.getLogger().removeHandler, self.complaints)
         self.runner.get_loop().set_exception_handler(lambda loop, context: self.complaints.heard.append(str(context)))
-        log = gateway_module.log.bind()
-        patched = patch.object(gateway_module, "log", _Log(log, self.complaints.heard))
-        self._stack.enter_context(patched)
+        for module in (gateway_module, calling_module):
+            log = module.log.bind()
+            self._stack.enter_context(patch.object(module, "log", _Log(log, self.complaints.heard)))
         worker.learned.observe = scratch.observe  # type: ignore[method-assign]
         worker.learned.observe_later = scratch.observe_later  # type: ignore[method-assign]
         for name in ("_text_meter", "_stream_meter"):
-            setattr(worker.gateway, name, self._noting(getattr(worker.gateway, name)))
+            setattr(worker.gateway.calls, name, self._noting(getattr(worker.gateway.calls, name)))
 
     def _noting(self, make: Callable[..., Meter]) -> Callable[..., Meter]:
         def made(attempt: Attempt, *arguments: Any) -> Meter:

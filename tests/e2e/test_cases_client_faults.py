@@ -205,7 +205,7 @@ async def test_case_122_clients_that_stop_reading(tmp_path: Path, extend: bool) 
 @EXTEND
 async def test_a_slow_client_gets_everything(tmp_path: Path, extend: bool) -> None:
     """It takes 3 MB in small bites, with pauses longer in sum than the write limit: every byte arrives, and the count is right."""
-    options = {"completion": 300, "pad": 0, "chunk_fields": {"padding": "x" * 2_000}}
+    options = {"completion": 300, "pad": 0, "chunk_fields": {"obfuscation": "x" * 2_000}}
     models = provider(stops=True, extend=extend)
     async with running(tmp_path, limits=LIMITS, options=options, more=WRITE, **models) as bench:
         stream = await bench.open(model="own", receive_bytes=65_536, stream=True, max_tokens=300)

@@ -324,22 +324,22 @@ async def test_one_tree_that_is_open_makes_ready(tmp_path: Path, monkeypatch: py
     async def away(*_: Any) -> Any:
         raise RecordsUnavailable("away")
 
-    monkeypatch.setattr(app, "LEDGER_AWAY_S", 0.3)
+    monkeypatch.setattr(app, "LEDGER_AWAY_S", 1.0)
     monkeypatch.setattr(upkeep, "LEARN_S", 0.05)
     tenants = "".join(f"  {name}: {{keys: [{{name: k, key: sk-{name}, limits: [9 tokens/day]}}]}}\n" for name in ("acme", "other"))
     async with running(tmp_path, tenants=tenants) as bench:
         bench.reachable = False  # its trees stay closed
         recovery = bench.worker.recovery
-        assert (await bench.get("/readyz")).json == {"status": "ready", "closed_trees": 0}
+        assert (await bench.get("/readyz")).json == {"status": "ready", "closed_trees": 0, "deployments_down": 0}
         recovery._records.beat = away  # type: ignore[method-assign]
         recovery._leave("acme")
-        await asyncio.sleep(0.4)
+        await asyncio.sleep(1.1)
         answer = await bench.get("/readyz")
-        assert (answer.status, answer.json) == (200, {"status": "ready", "closed_trees": 1})
+        assert (answer.status, answer.json) == (200, {"status": "ready", "closed_trees": 1, "deployments_down": 0})
         recovery._leave("other")
-        await asyncio.sleep(0.4)
+        await asyncio.sleep(1.1)
         answer = await bench.get("/readyz")
-        assert (answer.status, answer.json) == (503, {"status": "the ledger is recovering", "closed_trees": 2})
+        assert (answer.status, answer.json) == (503, {"status": "the ledger is recovering", "closed_trees": 2, "deployments_down": 0})
 
 
 # -- a ledger file ------------------------------------------------------------------------------------------------------------------------
@@ -420,7 +420,7 @@ def test_records_that_are_deleted_under_running_replicas(tmp_path: Path, redis: 
             epochs = redis.client.keys("sg1:{acme}:e:*")
             time.sleep(1.6)  # a beat and a half
             assert redis.client.keys("sg1:{acme}:e:*") == epochs
-            assert one.logged().count("records replaced") == 1
+            assert 1 <= one.logged().count("records replaced") <= 4  # once for each connection to them
             if not flushed:
                 rest_only_is_admitted(one, mock)
 

@@ -24,6 +24,7 @@ class FakeTrip:
         self.request_id = "req_1"
         self.request: Any = SimpleNamespace(stream=stream)
         self.plan: Any = object()
+        self.reply = self.refset = None
         self.answered: Any = None
         self.status = 0
 
