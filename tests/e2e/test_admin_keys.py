@@ -371,6 +371,7 @@ async def test_a_hold_of_a_live_request(api: Api) -> None:
     for _ in range(2):
         settled = await api("POST", f"holds/{hold['id']}/settle", key=OPERATOR)
         assert (settled.status, [one["amount"] for one in settled.json["charged"] if one["unit"] == "tokens"]) == (200, [109])
+        assert await api.code("POST", f"holds/{hold['id']}/settle", {"output_tokens": 0}, OPERATOR) == "409 hold_alive id"
     assert (await api("GET", "limits/acme:tokens:day")).json["used"] == 109
     (expired,) = (await api("GET", "holds")).json["data"]
     assert (expired["state"], expired["expires_at"]) == ("expired", None)

@@ -140,10 +140,12 @@ async def settle(request: Request, caller: Operator, id: str, asked: Settling | 
 def _check(services: Services, hold: HoldView, output: int) -> None:
     if output > hold.g:
         raise invalid(f"It held {hold.g} output tokens, and no more can have been produced.", "output_tokens")
-    left_ms = hold.expires_ms - services.ledger.now_ms()
-    if hold.state == "open" and left_ms > services.gateway.policy.budget.hold_ttl_ms // 2:
-        message = "A worker renews it, so its request may be running, and says itself what it has used. Try again if nobody renews it any more."
-        raise Reject(409, "invalid_request_error", "hold_alive", message, "id", ((b"retry-after", str(left_ms // 2000 + 1).encode()),))
+    ttl_ms, left_ms = services.gateway.policy.budget.hold_ttl_ms, hold.expires_ms - services.ledger.now_ms()
+    # Of one that has expired, by hand perhaps: within a ttl a worker that lives takes it up again.
+    waits_ms = left_ms - ttl_ms // 2 if hold.state == "open" else ttl_ms + left_ms - EXPIRED_KEPT_MS
+    if waits_ms > 0:
+        message = "A worker may renew it: then its request is running, and says itself what it has used. Try again if nobody does any more."
+        raise Reject(409, "invalid_request_error", "hold_alive", message, "id", ((b"retry-after", str(waits_ms // 1000 + 1).encode()),))
 
 
 async def _expire(services: Services, tree: str, hold: HoldView) -> HoldView:
