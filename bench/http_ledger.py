@@ -17,12 +17,13 @@ from typing import Any
 import msgspec
 
 from sluicegate import app
+from sluicegate.calling import read_all
 from sluicegate.config.load import load
 from sluicegate.core.claims import Admission, Announcement, CounterView, Extension, HoldView, Ref, RefSet, Reply, Seed, Settled, Settlement, Swept
 from sluicegate.core.tenants import Timeouts
 from sluicegate.http.exchange import Exchange
 from sluicegate.http.server import Server, listen
-from sluicegate.http.upstream import Pool, UpstreamError, read_all
+from sluicegate.http.upstream import Pool, UpstreamError
 from sluicegate.ledger.contract import LedgerUnavailable, TreeState
 from sluicegate.ledger.sqlite import SqliteLedger
 from sluicegate.ledger.trees import Trees, failed, recovering
