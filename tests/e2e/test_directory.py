@@ -54,7 +54,7 @@ async def test_case_100_and_125_on_two_replicas(tmp_path: Path, redis_url: str, 
                 secrets = [(await changes.create_key("acme/@top", f"sub{n}")).secret for n in range(10)]
                 await until(lambda: told(1, secrets[0]), "200")
                 answers = await asyncio.gather(*(told(n % 2, secrets[n % 10]) for n in range(25)))
-                assert sorted(answers) == ["200"] * 19 + ["budget_exceeded"] * 6
+                assert answers.count("200") == 19 and set(answers) <= {"200", "budget_exceeded", "budget_busy"}
                 await changes.block_key("acme/@top")
                 assert await told(0, secrets[0]) == "key_blocked"
                 assert await until(lambda: told(1, secrets[0]), "key_blocked") < 1.5
