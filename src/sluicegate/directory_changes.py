@@ -116,6 +116,8 @@ class Changes:
             may_create_sub_keys=may_create_sub_keys,
         )
         self._check_key(row)
+        if 0 < expires_ms <= now_ms:
+            raise _wrong("expires", "must be in the future")
         current = self._directory.current
         if current is not None and row.id in current.by_id:
             raise Taken(row.id)

@@ -108,6 +108,7 @@ WRONG: tuple[tuple[Any, str], ...] = (
     ({"name": "k", "owner": "acme", "models": ["none"]}, "400 invalid_value models.0"),
     ({"name": "k", "owner": "acme", "cidr": ["10.0.0.0/99"]}, "400 invalid_value cidr.0"),
     ({"name": "k", "owner": "acme", "expires": "soon"}, "400 invalid_value expires"),
+    ({"name": "k", "owner": "acme", "expires": "2020-01-01T00:00:00Z"}, "400 invalid_value expires"),
     ({"name": "k k", "owner": "acme"}, "400 invalid_value name"),
     ({"owner": "acme"}, "400 missing_field name"),
     ({"name": "k", "owner": "none"}, "404 tenant_not_found id"),
