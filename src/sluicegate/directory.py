@@ -223,9 +223,9 @@ class Directory:
             self._absent.popitem(last=False)
 
     def _entry(self, found: Found) -> Entry | None:
-        """None: it has been deleted, or hangs under nothing."""
+        """None: it has been deleted, hangs under nothing, or the file has come to define a key of that id, whose limits it would not be held to."""
         rows, current = found.chain, self.current
-        if not rows or current is None or any(row.deleted_ms for row in rows):
+        if not rows or current is None or any(row.deleted_ms or row.id in current.by_id for row in rows):
             return None
         above = self._above(rows[-1].owner, current)
         if above is None:

@@ -119,6 +119,22 @@ async def test_what_binds_a_key_beside_limits(tmp_path: Path) -> None:
         assert [await code(bench, one.secret) for one in (near, below)] == ["key_expired"] * 2
 
 
+async def test_a_key_that_the_file_comes_to_define_is_the_files(tmp_path: Path) -> None:
+    """Its limits bind it: a secret that was made at run time for the same id, with limits of its own, is worth nothing from then on, nor are its
+    sub-keys; they are good again when the file has lost it."""
+    async with bench_of(tmp_path, org="[1000 tokens/day]") as (bench, changes):
+        made = await changes.create_key("acme", "new", limits=["50 requests/day"], may_create_sub_keys=True)
+        below = await changes.create_key("acme/@new", "sub")
+        assert [await status(bench, one.secret) for one in (made, below)] == [200, 200]
+        key = "{name: new, key: sk-file, limits: [3 requests/day]}"
+        text = config_text(tmp_path, bench.mock.base_url, org="[1000 tokens/day]")
+        await bench.worker.apply(load_text(text.replace("keys: [", f"keys: [{key}, ", 1).replace("keys:\n", f"keys:\n      - {key}\n", 1), {}))
+        assert [await code(bench, one.secret) for one in (made, below)] == ["invalid_api_key"] * 2
+        assert [await status(bench, "sk-file") for _ in range(2)] == [200, 429]
+        await bench.worker.apply(bench.loaded)
+        assert await status(bench, made.secret) == 200
+
+
 async def test_tenants_and_overrides(tmp_path: Path) -> None:
     """Tenants below those of the file and of their own; the file's limits, models and blocking may be covered, marked and uncovered."""
     async with bench_of(tmp_path, org="[1000 tokens/day]", limits="[1000 tokens/day]") as (bench, changes):

@@ -102,7 +102,7 @@ class Audit:
 def write(connection: Connection, entry: Entry) -> bool:
     """Adds an entry. False: it is told once, and another one has been told. The same one again is no other: nothing comes of it."""
     once = entry.once or entry.event_id
-    values = {column: getattr(entry, name) for name, column in _COLUMNS.items()}
+    values = {column: without_secrets(getattr(entry, name)) for name, column in _COLUMNS.items()}
     values |= {"before": _json(entry.before), "after": _json(entry.after), "once": once}
     adding = insert(connection, audit_log).values(values).on_conflict_do_nothing(index_elements=[audit_log.c.once])
     if connection.execute(adding.returning(audit_log.c.id)).first() is not None:
