@@ -141,6 +141,8 @@ async def test_two_gateways_warn_once(tmp_path: Path, redis_url: str) -> None:
                 with pytest.raises(TimeoutError):
                     async with asyncio.timeout(0.3):
                         await socket.recv()
+        for bench in (one, two):
+            await bench.quiet()
 
 
 # -- live clients -------------------------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import support_fuzz as fuzz
@@ -245,6 +245,8 @@ def test_any_head(fuzzing: Callable[..., Fuzz]) -> None:
 
     @profile(400)
     @given(fuzz.heads(), st.booleans())
+    @example(b"DELETE /v1/models HTTP/1.1\r\nhost: g\r\n\r\n", False)
+    @example(b"GET /healthz HTTP/1.1\r\nhost: g\r\nx: " + b"x" * 200_000 + b"\r\n\r\n", False)
     def drawn(data: bytes, behind: bool) -> None:
         first = b"GET /healthz HTTP/1.1\r\nhost: g\r\n\r\n" if behind else b""
         replies = run.send(first + data, bodiless=int(behind) if data.startswith(b"HEAD ") else -1)

@@ -101,7 +101,7 @@ async def test_what_waits_for_a_channel_is_bounded(logged: list[Any]) -> None:
     async with running(one, two):
         await turn(lambda: states(logged) == ["away", "away"])
         channel.broken.clear()
-        await turn(lambda: len(channel._entries) == QUEUE_MAX)
+        await turn(lambda: len(channel._entries) == QUEUE_MAX and states(logged).count("up") == 2)
         assert [line["dropped"] for line in logged if line.get("to") == "up"] in ([7, 0], [0, 7])
     kept = [message.data["n"] for message in await one.history("", {"a"}, 10_000)]
     assert kept == list(range(7, QUEUE_MAX + 7)) and heard == sorted(heard)
