@@ -246,6 +246,8 @@ def test_any_head(fuzzing: Callable[..., Fuzz]) -> None:
     @profile(400)
     @given(fuzz.heads(), st.booleans())
     @example(b"DELETE /v1/models HTTP/1.1\r\nhost: g\r\n\r\n", False)
+    @example(b"GET /v1/models HTTP/1.1\r\nhost: g\r\n\r\n", False)
+    @example(b"GET /nothing HTTP/1.1\r\nhost: g\r\n\r\n", True)
     @example(b"GET /healthz HTTP/1.1\r\nhost: g\r\nx: " + b"x" * 200_000 + b"\r\n\r\n", False)
     def drawn(data: bytes, behind: bool) -> None:
         first = b"GET /healthz HTTP/1.1\r\nhost: g\r\n\r\n" if behind else b""
