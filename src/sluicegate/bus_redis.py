@@ -9,13 +9,9 @@ import contextlib
 from collections.abc import Sequence
 from typing import Any
 
-from redis.asyncio import Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
-
 from sluicegate.bus import KEPT, Entry
-from sluicegate.ledger.address import Address, Place
-from sluicegate.ledger.discovery import Discovery
+from sluicegate.ledger.address import Place
+from sluicegate.ledger.discovery import Discovery, connect
 from sluicegate.ledger.topology import Map
 
 KEY = "sg1:bus"  # below no tree's prefix: the seeding of a tree deletes what is there
@@ -39,7 +35,7 @@ class RedisChannel:
         address = found.of(KEY)
         if address is None:
             raise ConnectionError("the cluster has no server for the bus")
-        self._opened = _connect(address, self._timeout_s, self._timeout_s + WAIT_MS / 1000)
+        self._opened = connect(address, self._timeout_s + WAIT_MS / 1000, "sluicegate-bus", self._timeout_s)
         last = await self._opened.xrevrange(KEY, count=1)
         return _padded(last[0][0]) if last else ""
 
@@ -69,24 +65,6 @@ class RedisChannel:
         if opened is not None:
             with contextlib.suppress(Exception):  # it may be broken in any way
                 await opened.aclose()
-
-
-def _connect(at: Address, connect_timeout_s: float, timeout_s: float) -> Redis:
-    """One that asks once."""
-    where: dict[str, Any] = {"unix_socket_path": at.path} if at.path else {"host": at.host, "port": at.port}
-    return Redis(
-        **where,
-        db=at.db,
-        username=at.username or None,
-        password=at.password or None,
-        socket_timeout=timeout_s,
-        socket_connect_timeout=connect_timeout_s,
-        retry=Retry(NoBackoff(), 0),
-        protocol=2,
-        client_name="sluicegate-bus",
-        ssl=at.tls,
-        ssl_ca_certs=at.ca_file or None,
-    )
 
 
 def _padded(stream_id: bytes) -> str:

@@ -109,8 +109,8 @@ def _connect_to_ask(at: Address, timeout_s: float) -> Redis:
     return connect(at, timeout_s, "sluicegate-discovery")
 
 
-def connect(at: Address, timeout_s: float, name: str) -> Redis:
-    """A client that asks once. name: its own, as Redis lists it."""
+def connect(at: Address, timeout_s: float, name: str, connect_timeout_s: float | None = None) -> Redis:
+    """A client that asks once. name: its own, as Redis lists it. connect_timeout_s: where calls may take longer than connecting."""
     where: dict[str, Any] = {"unix_socket_path": at.path} if at.path else {"host": at.host, "port": at.port}
     return Redis(
         **where,
@@ -118,7 +118,7 @@ def connect(at: Address, timeout_s: float, name: str) -> Redis:
         username=at.username or None,
         password=at.password or None,
         socket_timeout=timeout_s,
-        socket_connect_timeout=timeout_s,
+        socket_connect_timeout=timeout_s if connect_timeout_s is None else connect_timeout_s,
         retry=Retry(NoBackoff(), 0),
         protocol=2,
         client_name=name,
