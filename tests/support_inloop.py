@@ -279,7 +279,8 @@ class Bench:
             return
         await self.quiet()
         counters, holds = await self._shown()
-        assert [hold for hold in holds if hold.state not in MARKERS] == []
+        left = [hold for hold in holds if hold.state not in MARKERS]
+        assert left == [], left
         assert [counter for counter in counters if counter.held] == []
         if not self.whole:
             return

@@ -15,7 +15,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from sluicegate import alarms, webhooks
 from sluicegate.admin import events
 from sluicegate.events import Event
-from support_inloop import PROMPT_TOKENS, Bench, request, running
+from support_inloop import PROMPT_TOKENS, Bench, fresh_redis, request, running
 
 KEY = "sk-admin-of-the-tests"
 ADMIN = f"admin: {{key: {KEY}, chaos: on}}"
@@ -116,15 +116,13 @@ async def test_a_key_that_was_made_at_run_time_is_warned_too(tmp_path: Path) -> 
 
 async def test_two_gateways_warn_once(tmp_path: Path, redis_url: str) -> None:
     """On one Redis, with the records of both: one warning and one exhaustion in all, heard at both, whoever found it."""
-    shared: dict[str, Any] = {
-        "limits": LIMITS,
-        "ledger": f"{redis_url.rpartition('/')[0]}/9",
-        "records": f"sqlite:///{tmp_path}/records.db",
-        "more": ADMIN,
-    }
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
-    async with running(tmp_path / "one", **shared) as one, running(tmp_path / "two", **shared) as two:
+    async with contextlib.AsyncExitStack() as stack:
+        ledger, _ = stack.enter_context(fresh_redis(redis_url))
+        shared: dict[str, Any] = {"limits": LIMITS, "ledger": ledger, "records": f"sqlite:///{tmp_path}/records.db", "more": ADMIN}
+        one = await stack.enter_async_context(running(tmp_path / "one", **shared))
+        two = await stack.enter_async_context(running(tmp_path / "two", **shared))
         one.whole = two.whole = False  # each has a provider of its own
         async with listening(one, "?types=budget.*") as at_one, listening(two, "?types=budget.*") as at_two:
             for bench in (one, two, one):
