@@ -7,7 +7,7 @@ other is checked in compile.py.
 import hashlib
 from typing import Annotated, Literal, NamedTuple
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, SecretStr
+from pydantic import AfterValidator, ConfigDict, Field, PrivateAttr, SecretStr
 
 from sluicegate.config.fields import (
     Above,
@@ -29,14 +29,8 @@ from sluicegate.config.fields import (
     Whole,
     sendable,
 )
+from sluicegate.config.section import Section
 from sluicegate.core.limits import Priority
-
-
-class Section(BaseModel):
-    """A mapping of the file."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, populate_by_name=False)
-
 
 # -- server and storage -------------------------------------------------------------------------------------------------------------------
 
