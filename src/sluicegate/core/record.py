@@ -55,6 +55,9 @@ class Record(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     cache: str = ""  # hit, miss; replay: of the answer that was kept for an idempotency key
     cost_source: str = ""
     tags: str = ""  # as the client gave them, `name=value` between commas; client_user and they are labels, which decide nothing
+    saved_nano_usd: int = 0  # what an answer from the cache would have cost
+    rules: str = ""  # names of the content rules that acted
+    trace_id: str = ""  # 32 hex digits, where requests are traced
 
 
 class Spent(msgspec.Struct, frozen=True, gc=False, array_like=True):

@@ -18,7 +18,7 @@ other begins with the first output. That `ends_at` has come is a failure of its 
 
 import asyncio
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Literal
 from urllib.parse import urlsplit
 
@@ -339,16 +339,16 @@ class Pool:
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(
-        self, method: bytes, path: bytes, headers: Sequence[tuple[bytes, bytes]], body: bytes, timeouts: Timeouts, ends_at: float | None = None
+        self, method: bytes, path: bytes, headers: wire.Headers, body: bytes, timeouts: Timeouts, ends_at: float | None = None, lines: bytes = b""
     ) -> Call:
         """A call that `Call.start` will send; it ends at `ends_at` by the loop's clock, else after `timeouts.total`. Header names are lower-case.
-        Raises ValueError for control characters: they could end a header."""
+        `lines`: more headers, as `Exchange.start` has them. Raises ValueError for control characters: they could end a header."""
         head = self._heads.get((method, path, headers)) if type(headers) is tuple else None
         if head is None:
             head = self._head(method, path, tuple(headers))
         length = b"\r\ncontent-length: %d\r\n\r\n" % len(body) if body or method not in _BODILESS else b"\r\n\r\n"
         end = ends_at if ends_at is not None else self.loop.time() + timeouts.total_ms / 1000
-        return Call(self, head + length, body, timeouts, end, method == b"HEAD")
+        return Call(self, b"".join((head, lines, length)), body, timeouts, end, method == b"HEAD")
 
     def _head(self, method: bytes, path: bytes, headers: tuple[tuple[bytes, bytes], ...]) -> bytes:
         """Request line and headers, kept: a provider's are the same for every call."""
