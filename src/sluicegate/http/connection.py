@@ -7,6 +7,9 @@ Invariants: exchanges of one connection are handled in the order they came in, o
 twice, bare line feeds, blanks before colons) and whatever passes a bound is answered once in JSON, and nothing after it is read. A connection that is
 closed while its client still sends is closed in two steps, so that the client can read the answer. No timer is made per connection or request:
 `sweep` is called once a second.
+
+Nor is a task made per request: that of the one before serves the next, unless it is still busy with what comes after its answer. And a client that
+stays sends the same head again and again, but for the length of the body: such a head is recognised, byte for byte, and not parsed.
 """
 
 import asyncio
@@ -14,15 +17,16 @@ import socket
 import struct
 import traceback
 from collections import deque
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import httptools
 from uvicorn import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from sluicegate.http import wire
+from sluicegate.http import heads, wire
 from sluicegate.http.exchange import Exchange, Handler, logger
+from sluicegate.http.heads import Head, Refused
 
 HIGH_WATER_BYTES = 65_536  # of a body nobody reads, and of an answer nobody takes
 LOW_WATER_BYTES = 16_384
@@ -31,7 +35,6 @@ LINGER_S = 5.0
 LINGER_TOTAL_S = 30.0
 NEVER = float("inf")
 
-_VERSIONS = {"1.1": True, "1.0": False}
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 
@@ -58,10 +61,6 @@ class State(ServerState):
         self.date = wire.date_line()
 
 
-class _Refused(Exception):
-    """Raised through the parser to stop it; `ClientConnection._refusal` says why."""
-
-
 class ClientConnection(HttpToolsProtocol):
     """One connection of a client, as a server's loop drives it."""
 
@@ -75,22 +74,21 @@ class ClientConnection(HttpToolsProtocol):
         self.fields: dict[bytes, bytes] = {}
         self._active: Exchange | None = None  # its handler is at work on the answer
         self._waiting: deque[Exchange] = deque()
-        self._receiving: Exchange | None = None  # its body is being parsed
+        self._receiving: Exchange | None = None  # its body is being received
+        self._left_bytes = 0  # of that body, where its head was recognised: they are not for the parser
+        self._known: Head | None = None  # the last that was parsed, if it may come again
+        self._fresh = b""  # a read that begins with a request whose head has not been parsed yet
+        self._idle: asyncio.Future[Exchange] | None = None  # a task waits for the next exchange here
         self._in_head = False
         self._repeats = 0
         self._now = 0.0  # of this read
         self._read_bytes = 0  # of this read
         self._quiet_bytes = 0  # since a request began, or its headers ended, or a piece of its body came
-        self._refusal: tuple[int, str, str] | None = None
         self._upgrading = False  # httptools takes what follows for another protocol
         self._resuming = False  # a new parser is being told of a head that is known
         self._deaf = False  # nothing is parsed any more
         self._linger_end = 0.0
         self._unsent_bytes = 0  # at the last sweep while closing
-
-    @property
-    def date(self) -> bytes:
-        return self.server_state.date
 
     @property
     def write_paused(self) -> bool:
@@ -114,21 +112,34 @@ class ClientConnection(HttpToolsProtocol):
         self._quiet_bytes += len(data)
         if self._receiving is not None:
             self.deadline = self._now + self.bounds.body_idle_s
+            if self._left_bytes:
+                data = self._more(data)
+        elif not self._in_head:
+            if self._known is not None and self._again(data, self._known):
+                return
+            self._fresh = data
+        if data:
+            self._parse(data)
+
+    def _parse(self, data: bytes) -> None:
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
             self._upgrade(data[upgrade.args[0] :])
         except httptools.HttpParserError as error:
-            self._refuse(*(self._refusal or (400, "malformed_http", f"Malformed HTTP: {error}.")))
+            cause = error.__context__
+            self._refuse(cause if isinstance(cause, Refused) else heads.malformed(str(error)))
         else:
             if self._quiet_bytes > self.bounds.head_bytes:
-                self._refuse(431, "headers_too_large", f"Request line and headers may take {self.bounds.head_bytes} bytes.")
+                self._refuse(heads.too_long(self.bounds.head_bytes))
 
     def eof_received(self) -> None:
         self._lose()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._lose()
+        if self._idle is not None:
+            self._idle.cancel()
         super().connection_lost(exc)
 
     def resume_writing(self) -> None:
@@ -164,28 +175,40 @@ class ClientConnection(HttpToolsProtocol):
             return
         self._repeats += 1
         if self._repeats > self.bounds.head_count or (name == b"host" and self._in_head):
-            self._stop(400, "malformed_http", "Malformed HTTP: a header was sent too often.")
+            raise heads.malformed("a header was sent too often")
         fields[name] = b"%b, %b" % (fields[name], value.rstrip())
 
     def on_headers_complete(self) -> None:
         if self._resuming:
             self._resuming = False
             return
-        modern = self._check_head()
-        method = self.parser.get_method().decode()
+        fields, parser, bounds = self.fields, self.parser, self.bounds
+        # Only HTTP/1.1 is kept alive without a header that says so, and asking for the version is dear.
+        keep_alive = parser.should_keep_alive()
+        version = "1.1" if keep_alive and b"connection" not in fields else parser.get_http_version()
+        modern = heads.check(fields, version, len(fields) + self._repeats, bounds.head_count)
+        if self._quiet_bytes > bounds.head_bytes:  # what was read is a cheap upper bound, so the sum is rarely needed
+            heads.check_size(self.url, fields, bounds.head_bytes)
+        method = parser.get_method().decode()
         if method == "CONNECT":
-            self._stop(400, "malformed_http", "This is not a proxy.")
-        path, query = self._target()
-        self._upgrading = b"upgrade" in self.fields and self.parser.should_upgrade()
+            raise Refused(400, "malformed_http", "This is not a proxy.")
+        path, query = heads.target(self.url)
+        self._upgrading = b"upgrade" in fields and parser.should_upgrade()
         self._in_head = False
+        fresh, self._fresh, self._known = self._fresh, b"", None
         self._quiet_bytes = 0
         if self._upgrading and self._asks_for_socket(method, path):
             return
         self.deadline = self._now + self.bounds.body_idle_s
-        keep_alive = modern and self.parser.should_keep_alive()
-        exchange = Exchange(self, method, path, self.fields, query, self.peer, self._now, modern, keep_alive)  # names would cost a dict
-        self._receiving = exchange
+        keep_alive = modern and keep_alive
+        if keep_alive and not self._upgrading:
+            self._known = Head.of(fresh, method, path, query, fields, modern)
+        self._receiving = exchange = Exchange(self, method, path, fields, query, self.peer, self._now, modern, keep_alive)  # names would cost a dict
         self.fields = {}  # trailers are nobody's
+        self._received(exchange)
+
+    def _received(self, exchange: Exchange) -> None:
+        """A head is complete."""
         if self._active is None:
             self._begin(exchange)
         else:
@@ -205,38 +228,38 @@ class ClientConnection(HttpToolsProtocol):
         exchange, self._receiving = self._receiving, None
         exchange.feed_end()
 
-    def _check_head(self) -> bool:
-        """Refuses a head that httptools let pass; returns whether it is HTTP/1.1."""
-        fields = self.fields
-        # Only HTTP/1.1 is kept alive without a header that says so, and asking for the version is dear.
-        kept = b"connection" not in fields and self.parser.should_keep_alive()
-        modern = kept or _VERSIONS.get(self.parser.get_http_version())
-        if modern is None:
-            self._stop(400, "malformed_http", "Only HTTP/1.0 and HTTP/1.1 are understood.")
-        if len(fields) + self._repeats > self.bounds.head_count:
-            self._stop(431, "headers_too_large", f"A request may have {self.bounds.head_count} headers.")
-        if self._quiet_bytes > self.bounds.head_bytes:  # what was read is a cheap upper bound, so the sum is rarely needed
-            size = len(self.url) + sum(map(len, fields)) + sum(map(len, fields.values())) + 4 * len(fields)
-            if size > self.bounds.head_bytes:
-                self._stop(431, "headers_too_large", f"Request line and headers may take {self.bounds.head_bytes} bytes.")
-        if modern and b"host" not in fields:
-            self._stop(400, "malformed_http", "Malformed HTTP: no host header.")
-        coding = fields.get(b"transfer-encoding")
-        if coding is not None and (not modern or coding.lower() != b"chunked"):
-            self._stop(400, "malformed_http", "Malformed HTTP: a transfer encoding other than chunked.")
-        return modern
+    def _again(self, data: bytes, head: Head) -> bool:
+        """Takes a request that begins with a head that is known. False: it begins with none, or is more than that request."""
+        found = head.begins(data)
+        if found is None:
+            return False
+        fields, end = found
+        body = data[end:]
+        left_bytes = int(fields[b"content-length"]) - len(body)
+        if left_bytes < 0:
+            return False
+        self._quiet_bytes = 0
+        exchange = Exchange(self, head.method, head.path, fields, head.query, self.peer, self._now, head.modern)
+        if left_bytes:
+            self._receiving, self._left_bytes = exchange, left_bytes
+            self.deadline = self._now + self.bounds.body_idle_s
+            exchange.feed(body)
+        else:
+            self.deadline = NEVER
+            exchange.feed_all(body)
+        self._received(exchange)
+        return True
 
-    def _target(self) -> tuple[str, bytes]:
-        """Path, as it was sent, and query. A full URL, as proxies are sent, is taken for its path."""
-        url = self.url
-        if not url.startswith(b"/"):
-            try:
-                parsed = httptools.parse_url(url)
-            except httptools.HttpParserInvalidURLError:
-                self._stop(400, "malformed_http", "Malformed HTTP: the request target.")
-            url = (parsed.path or b"/") + (b"?" + parsed.query if parsed.query else b"")
-        raw, _, query = url.partition(b"?")
-        return raw.decode("ascii"), query
+    def _more(self, data: bytes) -> bytes:
+        """Takes what of this read belongs to the body; returns the rest."""
+        body = data[: self._left_bytes]
+        self._left_bytes -= len(body)
+        self.on_body(body)
+        if not self._left_bytes:
+            self.on_message_complete()
+        self._fresh = rest = data[len(body) :]
+        self._read_bytes = len(rest)
+        return rest
 
     def _asks_for_socket(self, method: str, path: str) -> bool:
         """Whether a request to upgrade is one that uvicorn's protocol for web sockets is to answer. Any other is served as if it had not asked."""
@@ -246,7 +269,7 @@ class ClientConnection(HttpToolsProtocol):
         if b"content-length" in fields or b"transfer-encoding" in fields:
             return False
         if self._active is not None:
-            self._stop(400, "malformed_http", "Requests of different kinds are not pipelined.")
+            raise Refused(400, "malformed_http", "Requests of different kinds are not pipelined.")
         self.deadline = NEVER
         return True
 
@@ -265,11 +288,7 @@ class ClientConnection(HttpToolsProtocol):
 
     # What does not go on.
 
-    def _stop(self, status: int, code: str, message: str) -> NoReturn:
-        self._refusal = (status, code, message)
-        raise _Refused
-
-    def _refuse(self, status: int, code: str, message: str) -> None:
+    def _refuse(self, refused: Refused) -> None:
         """Nothing more is read. Answers with an error, unless that would come in the middle of another answer."""
         self._deaf = True
         self.deadline = NEVER
@@ -286,9 +305,9 @@ class ClientConnection(HttpToolsProtocol):
             if active is not None:
                 active.lose()
                 self._active = None
-            body = wire.error_body(message, "invalid_request_error", code) if self.parser.get_method() != b"HEAD" else b""
+            body = wire.error_body(refused.message, "invalid_request_error", refused.code) if self.parser.get_method() != b"HEAD" else b""
             head = b"%b\r\n%b\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
-            self.transport.write(head % (wire.STATUS_LINES[status], self.date, len(body)) + body)
+            self.transport.write(head % (wire.STATUS_LINES[refused.status], self.server_state.date, len(body)) + body)
             self._linger()
 
     def _linger(self) -> None:
@@ -326,9 +345,9 @@ class ClientConnection(HttpToolsProtocol):
         elif self._receiving is not None and self.flow.read_paused:
             self.deadline = now + self.bounds.body_idle_s
         elif self._receiving is not None:
-            self._refuse(408, "request_timeout", f"No byte of the body came for {self.bounds.body_idle_s:g} s.")
+            self._refuse(Refused(408, "request_timeout", f"No byte of the body came for {self.bounds.body_idle_s:g} s."))
         elif self._in_head:
-            self._refuse(408, "request_timeout", f"Request line and headers took more than {self.bounds.head_s:g} s.")
+            self._refuse(Refused(408, "request_timeout", f"Request line and headers took more than {self.bounds.head_s:g} s."))
         else:
             self._close()
 
@@ -344,22 +363,35 @@ class ClientConnection(HttpToolsProtocol):
     def _begin(self, exchange: Exchange) -> None:
         self._active = exchange
         self.server_state.exchanges.add(exchange)
-        exchange.task = self.loop.create_task(self._serve(exchange))
+        idle, self._idle = self._idle, None
+        if idle is not None and not idle.done():
+            idle.set_result(exchange)
+        else:
+            exchange.task = self.loop.create_task(self._serve(exchange))
 
     async def _serve(self, exchange: Exchange) -> None:
-        try:
-            await self.server_state.handle(exchange)
-        except Exception as error:
-            # Places only: the text of an exception may quote what a client or a provider sent.
-            places = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in traceback.extract_tb(error.__traceback__)]
-            logger.error("the handler of %s %r raised %s: %s", exchange.method, exchange.path, type(error).__name__, " < ".join(reversed(places)))
-        else:
-            if not (exchange.finished or exchange.gone):
-                logger.error("the handler of %s %r did not finish its answer", exchange.method, exchange.path)
-        finally:
-            self.server_state.exchanges.discard(exchange)
-            if not exchange.finished:
-                exchange.fail()
+        """Serves this exchange, and then those that begin while no other task waits for them. Each must leave no context variable set."""
+        task = exchange.task
+        while True:
+            exchange.task = task
+            try:
+                await self.server_state.handle(exchange)
+            except Exception as error:
+                # Places only: the text of an exception may quote what a client or a provider sent.
+                places = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in traceback.extract_tb(error.__traceback__)]
+                raised = type(error).__name__, " < ".join(reversed(places))
+                logger.error("the handler of %s %r raised %s: %s", exchange.method, exchange.path, *raised)
+            else:
+                if not (exchange.finished or exchange.gone):
+                    logger.error("the handler of %s %r did not finish its answer", exchange.method, exchange.path)
+            finally:
+                self.server_state.exchanges.discard(exchange)
+                if not exchange.finished:
+                    exchange.fail()
+            if self._idle is not None or self._deaf:
+                return
+            self._idle = self.loop.create_future()
+            exchange = await self._idle
 
     def want_body(self) -> None:
         if len(self._waiting) < PIPELINED_MAX:
@@ -371,7 +403,6 @@ class ClientConnection(HttpToolsProtocol):
 
     def answered(self, exchange: Exchange) -> None:
         self._active = None
-        self.server_state.total_requests += 1
         if exchange is self._receiving:
             self._linger()
         elif not exchange.keep_alive:

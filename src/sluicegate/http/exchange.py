@@ -31,13 +31,19 @@ class BodyTooLarge(Exception):
     """The body is larger than allowed. It may still be answered."""
 
 
+class Shared(Protocol):
+    """What the connections of a server share, as far as it is needed here."""
+
+    date: bytes  # header line, without its end
+
+
 class Connection(Protocol):
     """What an exchange needs of its connection."""
 
     transport: asyncio.Transport
 
     @property
-    def date(self) -> bytes: ...  # header line, without its end
+    def server_state(self) -> Shared: ...
     @property
     def write_paused(self) -> bool: ...  # more than the high-water mark is unsent
     def want_body(self) -> None: ...  # reading goes on
@@ -51,8 +57,8 @@ class Exchange:
 
     __slots__ = (
         *("arrived", "finished", "gone", "headers", "keep_alive", "method", "on_drained", "on_gone", "path", "peer", "query", "started"),
-        *("_announced_bytes", "_bodiless", "_chunked", "_complete", "_connection", "_discarding", "_expects", "_held", "_left_bytes"),
-        *("_max_bytes", "_modern", "_pieces", "_reader", "_received_bytes", "_transport", "_until_close", "task"),
+        *("_bodiless", "_chunked", "_complete", "_connection", "_continued", "_discarding", "_held", "_left_bytes"),
+        *("_max_bytes", "_modern", "_pieces", "_reader", "_received_bytes", "_until_close", "task"),
     )
 
     def __init__(
@@ -81,13 +87,11 @@ class Exchange:
         self.finished = False
         self.task: asyncio.Task[None] | None = None  # a loop keeps tasks by weak reference only
         self._connection = connection
-        self._transport = connection.transport
         self._modern = modern
-        self._expects = modern and headers.get(b"expect", b"").lower() == b"100-continue"
-        self._announced_bytes = int(headers.get(b"content-length", 0))
+        self._continued = False
         self._pieces: list[bytes] = []
         self._received_bytes = 0
-        self._max_bytes = wire.BODY_BYTES_MAX
+        self._max_bytes: int  # since somebody reads
         self._discarding = False
         self._complete = False
         self._reader: asyncio.Future[None] | None = None
@@ -109,16 +113,17 @@ class Exchange:
     async def read_body(self, max_bytes: int = wire.BODY_BYTES_MAX) -> bytes:
         """The whole body. Raises BodyTooLarge as soon as it is known to be larger than `max_bytes`, ClientGone when it will not come."""
         self._max_bytes = max_bytes
+        announced_bytes = int(self.headers.get(b"content-length", 0))
         while not self.gone:
-            if max(self._announced_bytes, self._received_bytes) > max_bytes:
+            if max(announced_bytes, self._received_bytes) > max_bytes:
                 self._discard()
                 raise BodyTooLarge
             if self._complete:
                 pieces, self._pieces = self._pieces, []
                 return pieces[0] if len(pieces) == 1 else b"".join(pieces)
-            if self._expects and not self.started:
-                self._expects = False
-                self._transport.write(_CONTINUE)
+            if self._modern and not (self._continued or self.started) and self.headers.get(b"expect", b"").lower() == b"100-continue":
+                self._continued = True
+                self._connection.transport.write(_CONTINUE)
             self._connection.want_body()
             self._reader = asyncio.get_running_loop().create_future()
             await self._reader
@@ -134,6 +139,12 @@ class Exchange:
             self._connection.got_body(self._received_bytes)
         elif self._received_bytes > self._max_bytes:
             self._wake()
+
+    def feed_all(self, body: bytes) -> None:
+        """The whole body, from the connection, which goes on reading: that is how a client that leaves is noticed."""
+        self._pieces.append(body)
+        self._received_bytes = len(body)
+        self._complete = True
 
     def feed_end(self) -> None:
         """The body is complete, says the connection."""
@@ -164,7 +175,7 @@ class Exchange:
         if self.gone:
             return
         self.started = True
-        first = wire.STATUS_LINES[status], self._connection.date
+        first = wire.STATUS_LINES[status], self._connection.server_state.date
         if headers:
             text, clean = wire.block([*first], headers, _FRAMING)
             if not clean:
@@ -182,7 +193,7 @@ class Exchange:
             self.finish(body)
             return
         self.started = True
-        self._held = b"%b\r\n%b%b\r\ncontent-length: %d\r\n\r\n" % (wire.STATUS_LINES[status], self._connection.date, lines, len(body))
+        self._held = b"%b\r\n%b%b\r\ncontent-length: %d\r\n\r\n" % (wire.STATUS_LINES[status], self._connection.server_state.date, lines, len(body))
         self._send(body)
         self.finished = True
         self._connection.answered(self)
@@ -254,7 +265,7 @@ class Exchange:
 
     def unsent(self) -> int:
         """Bytes written that the kernel has not taken yet."""
-        return self._transport.get_write_buffer_size()
+        return self._connection.transport.get_write_buffer_size()
 
     def fail(self) -> None:
         """Ends an answer that nobody will end: 500 if nothing of it was sent, else unclean."""
@@ -289,14 +300,14 @@ class Exchange:
         held = self._held
         if not held:
             if data:
-                self._transport.write(data)
+                self._connection.transport.write(data)
             return
         self._held = b""
         if len(data) <= COPY_BYTES_MAX:
-            self._transport.write(held + data)
+            self._connection.transport.write(held + data)
         else:
-            self._transport.write(held)
-            self._transport.write(data)
+            self._connection.transport.write(held)
+            self._connection.transport.write(data)
 
 
 Handler = Callable[[Exchange], Awaitable[None]]

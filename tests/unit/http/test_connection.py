@@ -4,6 +4,8 @@ import asyncio
 import itertools
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from sluicegate.http.connection import PIPELINED_MAX, Bounds
 from sluicegate.http.exchange import ClientGone, Exchange
@@ -135,6 +137,72 @@ async def test_requests_read_the_same_however_they_are_cut(raw: bytes, seen: See
     transport.feed(raw + GOOD["no body"][0])
     await settle()
     assert handle.seen == [seen] if b"HTTP/1.0" in raw else [seen, GOOD["no body"][1]]
+
+
+AGAIN = [
+    (b"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\nX-A: 1\r\n\r\n%b", "/a"),
+    (b"POST /b HTTP/1.1\r\ncontent-length:%d \r\nHost: x\r\n\r\n%b", "/b"),
+    (b"POST /c HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nContent-Type: %d\r\n\r\n2\r\nok\r\n0\r\n\r\n", "/c"),
+]
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    requests=st.lists(st.tuples(st.sampled_from(AGAIN), st.binary(max_size=20)), min_size=1, max_size=PIPELINED_MAX),
+    cuts=st.lists(st.integers(1, 500), max_size=12),
+    waits=st.lists(st.booleans(), min_size=13, max_size=13),
+)
+def test_heads_that_come_again_are_read_as_when_they_first_came(
+    requests: list[tuple[tuple[bytes, str], bytes]], cuts: list[int], waits: list[bool]
+) -> None:
+    """Whatever the length of their bodies, however the bytes are cut, and whether one waits for the answer before."""
+
+    async def run() -> None:
+        recorder = Recorder()
+        transport, _, _ = client(recorder)
+        data, seen = b"", []
+        for (form, path), body in requests:
+            data += form % (len(body), body) if form.count(b"%") == 2 else form % 0
+            seen.append(("POST", path, b"", body if form.count(b"%") == 2 else b"ok"))
+        for cut, wait in zip([*cuts, len(data)], waits, strict=False):
+            piece, data = data[:cut], data[cut:]
+            transport.feed(piece)
+            if wait:
+                await settle()
+        await settle()
+        assert recorder.seen == seen
+        assert all(exchange.headers[b"host"] == b"x" for exchange in recorder.exchanges)
+
+    asyncio.run(run())
+
+
+async def test_a_task_serves_a_connection() -> None:
+    """One after the other, unless it is still busy with what comes after an answer; it ends with the connection."""
+    gate, served = asyncio.Event(), []
+
+    async def handle(exchange: Exchange) -> None:
+        served.append(exchange)
+        exchange.start(200, [], 0)
+        exchange.finish()
+        if len(served) == 2:
+            await gate.wait()
+
+    transport, _, state = client(handle)
+    for _ in range(4):
+        transport.feed(GOOD["no body"][0])
+        await settle()
+    first, second, third, fourth = [exchange.task for exchange in served]
+    assert first is second
+    assert first is not third
+    assert third is fourth
+    gate.set()
+    await settle()
+    assert not state.exchanges
+    assert first is not None and first.done()
+    assert third is not None and not third.done()
+    transport.lose()
+    await settle()
+    assert third.done()
 
 
 async def test_headers_have_small_names_and_repeated_ones_are_joined() -> None:
