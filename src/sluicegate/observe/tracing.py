@@ -95,16 +95,16 @@ class Trace:
         """A part of the way has ended."""
         self.steps.append(Step(name, since_s, until_s, notes))
 
-    async def admitting(self, taking: Awaitable[T], deployment: str, clock: Callable[[], float]) -> T:
-        """The hold that is being taken for a call, with the wait for it."""
-        since_s, outcome = clock(), "granted"
+    async def through(self, name: str, doing: Awaitable[T], clock: Callable[[], float], **notes: Value) -> T:
+        """A part of the way that may take a while, or fail."""
+        since_s = clock()
         try:
-            return await taking
+            done = await doing
         except BaseException as error:
-            outcome = getattr(error, "code", None) or type(error).__name__
+            self.step(name, since_s, clock(), outcome=getattr(error, "code", None) or type(error).__name__, **notes)
             raise
-        finally:
-            self.step("admit", since_s, clock(), deployment=deployment, outcome=outcome)
+        self.step(name, since_s, clock(), **notes)
+        return done
 
     def outgoing(self, attempt: Any) -> bytes:
         """The header lines of a call that begins now: whoever answers it is below its span."""
