@@ -57,12 +57,26 @@ def summary(events: list[Event], reader: Any, dialect: ModuleType) -> dict[str, 
         "texts": texts,
         "tool_calls": calls,
         "finishes": [finish for event in events for finish in event.finishes],
-        "usage": msgspec.to_builtins(usage),
+        "usage": usage_told(usage),
         "usage_only": sum(event.usage_only for event in events),
         "failures": failures,
         "client": b"".join(dialect.write_event(event, True) for event in events).decode("utf-8", "surrogatepass"),
         "client_asked": b"".join(dialect.write_event(event, False) for event in events).decode("utf-8", "surrogatepass"),
     }
+
+
+def usage_told(usage: Usage | None) -> Any:
+    """Calls of the provider's own tools only where there were any."""
+    found = msgspec.to_builtins(usage)
+    if found is not None and not found["calls"]:
+        del found["calls"]
+    return found
+
+
+def answer_told(read: Answer) -> dict[str, Any]:
+    """What was read of a whole answer."""
+    found: dict[str, Any] = msgspec.to_builtins({name: getattr(read, name) for name in ("deltas", "finishes", "usage", "failure", "readable")})
+    return found | {"usage": usage_told(read.usage)}
 
 
 def cases(dialect: str, kind: str) -> list[Path]:
@@ -106,8 +120,8 @@ def answer(case: dict[str, Any], dialect: ModuleType) -> dict[str, Any]:
     told = summary(events, reader, dialect)
     assert told["texts"] == {str(choice): text for choice, text in texts.items()}
     assert told["finishes"] == read.finishes
-    assert told["usage"] == msgspec.to_builtins(read.usage)
+    assert told["usage"] == usage_told(read.usage)
     return {
-        "read": msgspec.to_builtins({name: getattr(read, name) for name in ("deltas", "finishes", "usage", "failure", "readable")}),
+        "read": answer_told(read),
         "streamed": [json.loads(line[6:]) for line in stream.decode().splitlines() if line.startswith("data: {")],
     }

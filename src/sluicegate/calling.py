@@ -209,3 +209,4 @@ def _target(trip: Trip, attempt: Attempt) -> Target:
         provider.thoughts,
         usual.model != deployment.model,
     )
+        deployment.tool_calls,

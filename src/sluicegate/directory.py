@@ -25,6 +25,7 @@ from sluicegate.config.entries import increased, merged, read_cidr, read_key
 from sluicegate.config.fields import ConfigError
 from sluicegate.config.load import Loaded
 from sluicegate.config.schema import Config
+from sluicegate.config.price_entries import read_price, repriced
 from sluicegate.core.tenants import Counter, Key, Policy, Scope
 from sluicegate.records import directory as tables
 from sluicegate.records.directory_rows import Found, KeyRow, Tree, Version
@@ -85,7 +86,8 @@ class Directory:
         keys = tenants.keys()
         blocked = frozenset([row.id for row in tree.tenants if row.blocked] + [row.id for row in tree.overrides if row.blocked])
         shut = {digest: key for digest, key in keys.items() if _is_blocked(key, blocked)}
-        policy = msgspec.structs.replace(loaded.policy, keys={digest: key for digest, key in keys.items() if digest not in shut})
+        models = repriced(loaded.policy.models, {row.id: read_price(row.price) for row in tree.prices})
+        policy = msgspec.structs.replace(loaded.policy, keys={digest: key for digest, key in keys.items() if digest not in shut}, models=models)
         trees = seeding.counters_by_tree(policy)
         if tree.any_keys:
             for above in tenants.at.values():

@@ -18,10 +18,11 @@ from sqlalchemy import Connection
 from sluicegate.config import entries
 from sluicegate.config.fields import ConfigError, Problem
 from sluicegate.config.load import Loaded
+from sluicegate.config.price_entries import read_price
 from sluicegate.core.limits import AMOUNT_MAX
 from sluicegate.directory import Directory
 from sluicegate.records import directory as tables
-from sluicegate.records.directory_rows import IncreaseRow, KeyRow, Missing, SecretRow, Taken, TenantRow
+from sluicegate.records.directory_rows import IncreaseRow, KeyRow, Missing, PriceRow, SecretRow, Taken, TenantRow
 
 KEY_FIELDS = ("limits", "models", "cidr", "priority", "metadata", "expires_ms", "blocked", "may_create_sub_keys")
 TENANT_FIELDS = ("limits", "models", "priority", "metadata", "blocked")
@@ -254,6 +255,16 @@ class Changes:
     # -- steps ----------------------------------------------------------------------------------------------------------------------------
 
     async def _change(self, work: Callable[[Connection], Any], changed: Callable[[Any], Change], witness: Witness | None) -> Change:
+    async def set_price(self, deployment_id: str, price: Fields, *, witness: Witness | None = None) -> Change:
+        """What a deployment costs from now on, whatever the file says. Requests under way keep the price that they began with."""
+        read_price(price)
+        row = PriceRow(deployment_id, price, self._time_ms())
+        return await self._change(partial(tables.set_price, row=row), _changed, witness)
+
+    async def remove_price(self, deployment_id: str, *, witness: Witness | None = None) -> Change:
+        """What the file says counts again. Raises Missing."""
+        return await self._change(partial(tables.remove_price, id=deployment_id), _removed, witness)
+
         """A transaction; this worker knows of it afterwards, and the others are told. changed: what `work` has made of it."""
 
         def whole(connection: Connection) -> Change:

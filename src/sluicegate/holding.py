@@ -15,7 +15,7 @@ from sluicegate.core import refusals
 from sluicegate.core.claims import Admission, Reply, Settlement, Swept
 from sluicegate.core.estimate import Figures, Learned
 from sluicegate.core.limits import Unit
-from sluicegate.core.meter import may_have_audio, offers_tools
+from sluicegate.core.meter import offers_tools
 from sluicegate.core.plan import Plan, Plans, fit, held_price
 from sluicegate.core.prices import Price, cost_nano_usd
 from sluicegate.core.record import Record, Spent
@@ -27,6 +27,7 @@ from sluicegate.http.exchange import ClientGone
 from sluicegate.ledger.contract import Ledger, LedgerRecovering, LedgerUnavailable
 from sluicegate.observe.notices import Notices
 from sluicegate.outbox import Outbox
+from sluicegate.pricing import price_of
 from sluicegate.reject import Reject
 from sluicegate.trip import Attempt, Held, Trip
 from sluicegate.waiting import POLL_S, Place, Waiting, newcomer
@@ -98,8 +99,8 @@ class Holding:
         """An attempt that holds nothing yet. Raises Reject where no ledger need be asked."""
         policy, template = trip.policy, plan.template
         price = deployment.price
-        if price is None or request.tariff or not price.plain:
-            price = _price(policy, deployment, plan, request)
+        if price is None or request.tariff or request.hosted or not price.plain:
+            price = price_of(policy, deployment, plan, request)
         figures = self._figures(trip, deployment, price, plan, request)
         attempt = Attempt(f"{trip.request_id}.{number}", plan.model.name, deployment, figures, template)
         attempt.price, attempt.held_price = price, held_price(price, figures)
@@ -372,21 +373,6 @@ class Holding:
     def _epoch(self, tree: str) -> str:
         state = self._ledger.trees.get(tree)
         return state.epoch if state is not None else ""
-
-
-def _price(policy: Policy, deployment: Deployment, plan: Plan, request: Request) -> Price | None:
-    """What a request costs at a deployment whose price is not the same for all. Raises Reject where nobody knows, and somebody counts."""
-    if deployment.price is None:
-        own = [counter for counter in deployment.counters if counter.unit is Unit.USD]
-        if policy.unpriced == "refuse" and (plan.template.needs_price or any(counter.enforced for counter in own)):
-            raise reject.price_unknown(plan.model.name)
-        if request.tariff and (plan.template.has_usd or own):
-            raise reject.tariff_unknown(request.tariff)
-        return None
-    price = deployment.price.for_request(request.tariff, may_have_audio(request))
-    if price is None:
-        raise reject.tariff_unknown(request.tariff)
-    return price
 
 
 def _ask_all(attempt: Attempt) -> None:

@@ -7,6 +7,7 @@ from math import ceil
 from typing import Any
 
 from sluicegate.core.classify import Kind, Outcome
+from sluicegate.core.hosted import Hosted
 from sluicegate.core.refusals import Refusal, iso
 from sluicegate.dialects.form import BadRequest
 from sluicegate.dialects.tariffs import dearer
@@ -108,6 +109,25 @@ def price_unknown(model: str) -> Reject:
 def tariff_unknown(tariff: str) -> Reject:
     """400: a client asks for what may cost more than the price of a deployment, and it has no price for that."""
     rejected = bad_request(dearer(tariff.partition("=")[0]))
+    rejected.here_only = True
+    return rejected
+
+
+def tool_unpriced(tool: Hosted) -> Reject:
+    """400: the provider charges for calls of its own tools, and nobody has said how much."""
+    why = f"A dollar limit applies, and the price of this model's deployment does not say what a call of {tool.name[:64]!r} costs."
+    return _hosted(why, tool, "tool_price_unknown")
+
+
+def calls_unbounded(tool: Hosted) -> Reject:
+    """400: each call of a provider's own tools is paid for, as is what the model reads again after it."""
+    bound = "'max_tool_calls'" if tool.together else "its 'max_uses'"
+    why = f"Nothing bounds how often the provider calls {tool.name[:64]!r}, and a limit counts what that uses. Say {bound}, if it has that."
+    return _hosted(why, tool, "unbounded_tool_calls")
+
+
+def _hosted(why: str, tool: Hosted, code: str) -> Reject:
+    rejected = bad_request(BadRequest(why, tool.by, code))
     rejected.here_only = True
     return rejected
 

@@ -53,7 +53,7 @@ class Audits:
             subject=subject,
             before=before,
             after=after,
-            tenant=tenant if action.partition(".")[0] not in ("chaos", "config", "hold") else "",
+            tenant=tenant if action.partition(".")[0] not in ("chaos", "config", "hold", "price") else "",
             key_id=subject if key else "",
             reason=reason,
             request_id=request.headers.get("x-request-id", "")[:SAID_MAX],

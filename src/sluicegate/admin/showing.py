@@ -97,7 +97,7 @@ class TenantState(Entry):
 class Deleted(Answer):
     """It is gone."""
 
-    object: Literal["key.deleted", "tenant.deleted", "override.deleted", "increase.deleted"]
+    object: Literal["key.deleted", "tenant.deleted", "override.deleted", "increase.deleted", "price.deleted"]
     id: str
 
 

@@ -16,6 +16,33 @@ from sluicegate.providers import Row
 Priced = tuple[Price | None, Origin | None]
 
 
+class Making:
+    """Prices as they are calculated with, from how they are written."""
+
+    def __init__(self, problems: list[Problem]) -> None:
+        self.problems = problems
+
+    def made(self, written: schema.Price | schema.Variant, path: Path) -> Price:
+        """What is wrong with it is among the problems."""
+        tiers: list[Tier] = []
+        for i, tier in enumerate(written.tiers):
+            if tiers and tier.above <= tiers[-1].above:
+                self.problems.append(Problem((*path, "tiers", i, "above"), "must be above the tier before it"))
+            tiers.append(Tier(tier.above, Price(**_classes(tier), request_fee=written.request_fee)))
+        rates: dict[str, Any] = {**_classes(written), "request_fee": written.request_fee, "tiers": tuple(tiers)}
+        if isinstance(written, schema.Variant):
+            return Price(**rates)
+        variants = [self.variant(one, (*path, "variants", i)) for i, one in enumerate(written.variants)]
+        return Price(**rates, variants=tuple(variants), tools=tuple(written.tools.items()))
+
+    def variant(self, written: schema.Variant, path: Path) -> tuple[str, Price]:
+        tariff = tariff_of(written.when)
+        if tariff is None:
+            wrong = "must be what a client may ask for at a price of its own, such as {service_tier: priority} or {speed: fast}"
+            self.problems.append(Problem((*path, "when"), wrong))
+        return tariff or "", self.made(written, path)
+
+
 class Pricing(Compiling):
     """Prices of one configuration. The catalogue is read only if some deployment needs it."""
 
@@ -24,6 +51,7 @@ class Pricing(Compiling):
         deployed = {f"{one.provider}/{one.model}" for model in config.models.values() for one in model.deployments}
         for name in config.prices.overrides.keys() - deployed:
             self.problem(("prices", "overrides", name), f"there is no such deployment; {did_you_mean(name, deployed)}")
+        self.made = Making(problems).made
         self.overrides = {name: self.made(one, ("prices", "overrides", name)) for name, one in config.prices.overrides.items()}
 
     def price(self, written: schema.Deployment, provider: schema.Provider, row: Row, base_url: str, path: Path) -> Priced:
@@ -61,26 +89,6 @@ class Pricing(Compiling):
         except (CatalogueError, OSError) as error:
             self.problem(("prices", "catalogue_file"), f"{file} {error}" if isinstance(error, CatalogueError) else f"{file}: {error.strerror}")
             return None
-
-    def made(self, written: schema.Price | schema.Variant, path: Path) -> Price:
-        """A price as it is calculated with."""
-        tiers: list[Tier] = []
-        for i, tier in enumerate(written.tiers):
-            if tiers and tier.above <= tiers[-1].above:
-                self.problem((*path, "tiers", i, "above"), "must be above the tier before it")
-            tiers.append(Tier(tier.above, Price(**_classes(tier), request_fee=written.request_fee)))
-        variants = (
-            [] if isinstance(written, schema.Variant) else [self.variant(one, (*path, "variants", i)) for i, one in enumerate(written.variants)]
-        )
-        return Price(**_classes(written), request_fee=written.request_fee, tiers=tuple(tiers), variants=tuple(variants))
-
-    def variant(self, written: schema.Variant, path: Path) -> tuple[str, Price]:
-        tariff = tariff_of(written.when)
-        if tariff is None:
-            self.problem(
-                (*path, "when"), "must be what a client may ask for at a price of its own, such as {service_tier: priority} or {speed: fast}"
-            )
-        return tariff or "", self.made(written, path)
 
 
 def _classes(written: schema.Rates) -> dict[str, Any]:

@@ -72,6 +72,7 @@ class Routes(Compiling):
             token_per_event=row.token_per_event,
             streams_calls=row.streams_calls,
             cap_overrun=row.cap_overrun,
+            marked_cache=row.marked_cache and (base_url == row.base_url or written.catalogue == row.catalogue),
             own_prompt=row.own_prompt,
             ca_file=written.ca_file,
             proxy=self.proxy(written, base_url, path),
@@ -239,3 +240,4 @@ class Routes(Compiling):
 
 def _deployment_counters(deployment_id: str, limits: list[Limit]) -> tuple[Counter, ...]:
     return group(deployment_tree(deployment_id), Scope(deployment_id, "deployment", deployment_id), limits)
+            tool_calls=written.tool_calls,

@@ -87,16 +87,17 @@ class TreeEntries(Protocol):
 
 def read_tenant(limits: Any, models: Any, priority: str = "", kind: str = "") -> Tenant:
     """Raises ConfigError."""
-    return _read(Tenant, {"limits": limits, "models": models, "priority": priority or None, "kind": kind or None})
+    return read(Tenant, {"limits": limits, "models": models, "priority": priority or None, "kind": kind or None})
 
 
 def read_key(name: str, limits: Any, models: Any, priority: str = "", may_create_sub_keys: bool = False) -> schema.Key:
     """Without a secret. Raises ConfigError."""
     more = {"priority": priority or None, "may_create_sub_keys": may_create_sub_keys}
-    return _read(schema.Key, {"name": name, "sha256": NO_DIGEST, "limits": limits, "models": models, **more})
+    return read(schema.Key, {"name": name, "sha256": NO_DIGEST, "limits": limits, "models": models, **more})
 
 
-def _read(kind: type[S], fields: Mapping[str, Any]) -> S:
+def read(kind: type[S], fields: Mapping[str, Any]) -> S:
+    """Fields as a section of the file. Raises ConfigError."""
     try:
         return kind.model_validate(_exact(fields), context={"environ": {}})
     except ValidationError as error:

@@ -93,6 +93,11 @@ def _nano_usd(value: object) -> int:
 _PLACES = {"six": 10**6, "nine": 10**9}
 
 
+def _per_thousand(value: object) -> int:
+    """USD per 1,000 calls, exactly, as nano-USD per call."""
+    return _usd(value, 1_000_000, "USD per 1,000 calls", "six")
+
+
 def _usd(value: object, most: int, unit: str, places: str) -> int:
     """From 0 to `most`, as a whole number of the smallest parts that have a place."""
     if isinstance(value, FromEnv) and re.fullmatch(r"[0-9.]+", value):
@@ -184,6 +189,8 @@ Whole = Annotated[int, BeforeValidator(_whole)]
 OnOff = Annotated[bool, BeforeValidator(_on_off)]
 PicoUsd = Annotated[int, PlainValidator(_pico_usd)]
 NanoUsd = Annotated[int, PlainValidator(_nano_usd)]
+PerThousand = Annotated[int, PlainValidator(_per_thousand)]
+ToolName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_.-]{0,63}$")]
 Day = Annotated[str, PlainValidator(_day)]
 Limits = Annotated[list[Annotated[Limit | None, PlainValidator(_limit)]], BeforeValidator(lambda value: [] if value is None else value)]
 LedgerUrl = Annotated[str, Field(pattern=r"^(memory://|sqlite:///.+|(rediss?(\+cluster|\+sentinel)?|unix)://.+)$"), AfterValidator(_enterable)]

@@ -20,12 +20,14 @@ from sluicegate.config.fields import (
     Marks,
     NanoUsd,
     OnOff,
+    PerThousand,
     PicoUsd,
     ProxySetting,
     RecordsUrl,
     Size,
     Sticky,
     Tokenizer,
+    ToolName,
     Whole,
     sendable,
 )
@@ -248,6 +250,7 @@ class Price(Rates):
     variants: list[Variant] = []
     date: Day = ""
     source: str = ""
+    tools: dict[ToolName, PerThousand] = {}
 
 
 class Override(Price):
@@ -286,6 +289,7 @@ class Deployment(Section):
     image_tokens: Whole = Field(default=0, ge=0, le=10**7)
     health: Health | None = None
     tier: str | None = None
+    tool_calls: Whole = Field(default=0, ge=0, le=1000)
     weight: Whole = Field(default=1, ge=0, le=1_000_000)
     when: When | None = None
 

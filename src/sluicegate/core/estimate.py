@@ -12,8 +12,10 @@ from collections import Counter, defaultdict
 
 import msgspec
 
+from sluicegate.core.hosted import calls_of
 from sluicegate.core.learned import Histogram, Largest, Mean, bucket_of
-from sluicegate.core.meter import TEXT_MAX, Meter, count, size
+from sluicegate.core.meter import TEXT_MAX, Meter, count, marks_of, size
+from sluicegate.core.prices import Marks
 from sluicegate.core.tenants import Budget, Deployment, Key, Model
 from sluicegate.core.usage import Usage
 from sluicegate.dialects.form import BadRequest, Request
@@ -53,6 +55,9 @@ class Figures(msgspec.Struct, gc=False):
     text_bytes: int = 0
     framing: int = 0
     plain: bool = True  # text and nothing else: something can be learned from it
+    priced: bool = False  # the two below change what it costs at most
+    marks: Marks = "1h"  # for the provider's cache
+    fees_nano_usd: int = 0  # for calls of tools that the provider runs
 
     def cap(self, covered: int) -> int:
         """The cap per choice that `covered` output tokens pay for."""
@@ -98,6 +103,11 @@ class Learned:
                 why = f"The input cannot be bounded: it has {request.unbounded}, and the context of {model.name!r} is not known."
                 raise BadRequest(why, request.unbounded_by, "unbounded_input")
             figures.input_bound = deployment.context
+            if request.hosted:
+                _hosted(figures, request, deployment)
+        if deployment.provider.marked_cache and deployment.price is not None:
+            figures.marks = marks_of(request)
+            figures.priced = figures.priced or figures.marks != "1h"
         self._output(figures, request, model, deployment, key=key, budget=budget)
         return figures
 
@@ -276,6 +286,15 @@ class Learned:
         for name, outputs in self._outputs.items():
             if name in sums:
                 outputs.absorb(sums[name])
+
+
+def _hosted(figures: Figures, request: Request, deployment: Deployment) -> None:
+    """With each round of calls of tools that the provider runs, all is read again."""
+    price = deployment.price
+    calls = calls_of(request.hosted, deployment.tool_calls, dict(price.tools) if price is not None else {})
+    figures.input_bound *= 1 + calls.most
+    figures.fees_nano_usd = calls.fees_nano_usd
+    figures.priced = calls.fees_nano_usd > 0
 
 
 def _learn_inputs(known: _Known, some: list[tuple[Figures, int]]) -> None:

@@ -27,6 +27,8 @@ Action = Literal[
     "tenant.deleted",
     "override.set",
     "override.removed",
+    "price.set",
+    "price.removed",
     "limit.increased",
     "limit.increase_ended",
     "limit.adjusted",

@@ -77,6 +77,7 @@ class Provider(msgspec.Struct, frozen=True):
     token_per_event: bool = False  # a stream has an event for each token
     streams_calls: bool = False  # a call of a tool is seen as it is generated, not only once all of it is there
     cap_overrun: int = 0  # tokens per choice that it may produce beyond the cap that it was sent
+    marked_cache: bool = False  # nothing is written into its cache but what a request marks
     own_prompt: int = 0  # tokens, at most, of a text that it puts before the model itself where a request has tools or a shape for the answer
     ca_file: str = ""
     proxy: Proxy | None = None
@@ -116,6 +117,7 @@ class Deployment(msgspec.Struct, frozen=True):
     tokenizer: str = ""  # "o200k_base", "cl100k_base", "" = unknown
     context: int = 0  # tokens, 0 = unknown
     image_tokens: int = 0  # flat maximum per image, 0 = unknown (then a default applies)
+    tool_calls: int = 0  # calls of tools that the provider runs itself, in one request at most; 0: as many as the request says
     counters: tuple[Counter, ...] = ()  # its own limits: a hold of their own
     paths: tuple[tuple[str, bytes], ...] = ()  # where it is called, below the base URL, by the dialects that it speaks
     price_origin: Origin | None = None  # where `price` is from

@@ -8,7 +8,8 @@ from typing import Literal
 
 import msgspec
 
-from sluicegate.core.prices import Price, cost_nano_usd
+from sluicegate.core.limits import AMOUNT_MAX
+from sluicegate.core.prices import Marks, Price, cost_nano_usd
 
 # How the answer of an attempt ended. complete: the upstream said all of it (a whole body, `[DONE]`, or every finish and the usage). closed: the
 # gateway closed the upstream before that (budget, client gone). broken: anything else, so that nobody knows what was produced.
@@ -36,6 +37,7 @@ class Usage(msgspec.Struct, gc=False):
     audio_input_tokens: int = 0  # part of input_tokens
     audio_output_tokens: int = 0  # part of output_tokens
     audio_told: bool = False  # it was said how much is audio, be it none
+    calls: dict[str, int] | None = None  # of tools that the provider ran, by their names; None: there were none
 
 
 class Charge(msgspec.Struct, frozen=True, gc=False):
@@ -70,6 +72,7 @@ def merge(earlier: Usage | None, later: Usage) -> Usage:
         later.audio_input_tokens or earlier.audio_input_tokens,
         later.audio_output_tokens or earlier.audio_output_tokens,
         later.audio_told or earlier.audio_told,
+        later.calls or earlier.calls,
     )
 
 
@@ -103,16 +106,19 @@ def settle_figures(
     price: Price | None,
     unknown_outcome: Unknown = "charge",
     cost_source: CostSource = "prefer_provider",
+    marks: Marks = "1h",
+    fees_nano_usd: int = 0,
 ) -> Charge:
     """What an attempt is charged that was, or may have been, billed.
 
     seen: the meter. least: what it was in any case (`Meter.certain`); more than the cap only where the upstream did not keep to it. margin: what may
     have been produced beyond it. cap: output tokens over all choices that the upstream was told it may produce.
     visible: every billed token is in the stream. stops_on_close: closing the connection ends the generation.
+    marks: for the provider's cache. fees_nano_usd: for calls of the provider's tools at most; charged where nobody says how many there were.
     """
     if usage is not None and ended == "complete" and cost_source != "provider_only" and is_whole(usage):
         return reported(usage, price)
-    usage = usage or Usage()
+    reports, usage = usage is not None, usage or Usage()
     known = visible and (ended == "complete" or stops_on_close)
     charged = ended != "broken" or unknown_outcome == "charge"
     produced = max(least, min(seen, cap))
@@ -128,8 +134,14 @@ def settle_figures(
     told = _told(usage, cost_source, ended, input_known and output_known)
     if told is not None:
         return Charge(input_tokens, output, told, source, "provider")
+    if price is None:
+        return Charge(input_tokens, output, 0, source, "none")
     counts = Usage(input_tokens if input_known else 0, output if output_known else 0)
-    return Charge(input_tokens, output, _cost(usage, price, counts, input_tokens, output), source, "calculated" if price is not None else "none")
+    if ended == "complete" and reports:
+        counts.calls, fees_nano_usd = usage.calls, 0
+    unknown_input, unknown_output = input_tokens - (counts.input_tokens or 0), output - (counts.output_tokens or 0)
+    cost = _cost(usage, price, counts, unknown_input, unknown_output, marks) + fees_nano_usd
+    return Charge(input_tokens, output, min(cost, AMOUNT_MAX), source, "calculated")
 
 
 def _output(usage: Usage, ended: Ended, produced: int, unreported: int) -> tuple[int, bool]:
@@ -152,13 +164,10 @@ def _told(usage: Usage, cost_source: CostSource, ended: Ended, known: bool) -> i
     return usage.cost_nano_usd or None if known and cost_source == "prefer_provider" else None
 
 
-def _cost(usage: Usage, price: Price | None, counts: Usage, input_tokens: int, output: int) -> int:
+def _cost(usage: Usage, price: Price, counts: Usage, unknown_input: int, unknown_output: int, marks: Marks) -> int:
     """At the classes that were reported, the dearest for what was not."""
-    unknown_input, unknown_output = input_tokens - (counts.input_tokens or 0), output - (counts.output_tokens or 0)
-    if price is None:
-        return 0
     counts.cached_tokens, counts.cache_write_tokens = usage.cached_tokens, usage.cache_write_tokens
     counts.cache_write_1h_tokens, counts.reasoning_tokens = usage.cache_write_1h_tokens, usage.reasoning_tokens
     counts.no_reasoning, counts.audio_told = usage.no_reasoning, usage.audio_told
     counts.audio_input_tokens, counts.audio_output_tokens = usage.audio_input_tokens, usage.audio_output_tokens
-    return cost_nano_usd(price, counts, unknown_input, unknown_output)
+    return cost_nano_usd(price, counts, unknown_input, unknown_output, marks)

@@ -6,6 +6,8 @@ JSON, those of tools that the provider runs included, and a text in any field th
 thinking and citations are none. https://docs.anthropic.com/en/api/messages has the shapes.
 """
 
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -40,7 +42,8 @@ ERRORS = {
     "overloaded_error": 529,
 }
 _FOUND = "_tool_result"  # the end of the types of blocks that hold what a tool found
-CALLS = ("tool_use", "server_tool_use", "mcp_tool_use")
+RUN = "server_tool_use"  # a call of a tool that the provider runs
+CALLS = ("tool_use", RUN, "mcp_tool_use")
 
 _NONE = Raw(b"")
 
@@ -153,8 +156,17 @@ def deltas_of(message: Message) -> list[Delta]:
     return [Delta(0, text, calls)] if text or calls else []
 
 
-def usage_of(reported: Any) -> Usage | None:
-    return reports.read(reports.ANTHROPIC, reported)
+def usage_of(reported: Any, ran: Mapping[str, int] | None = None) -> Usage | None:
+    """ran: tools that the provider has run, as the answer shows. What it reports of them goes before: calls that failed are not charged."""
+    usage = reports.read(reports.ANTHROPIC, reported)
+    if usage is not None:
+        usage.calls = {**(ran or {}), **(usage.calls or {})} if ran or usage.calls else None
+    return usage
+
+
+def ran(blocks: Iterable[Block]) -> dict[str, int]:
+    """Calls of tools that the provider has run."""
+    return dict(Counter(block.name or "" for block in blocks if block.type == RUN))
 
 
 def finish_of(stop_reason: str) -> str:

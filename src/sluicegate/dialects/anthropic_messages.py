@@ -20,12 +20,14 @@ from sluicegate.dialects import usage as reports
 from sluicegate.dialects.anthropic_body import (
     CALLS,
     ERRORS,
+    RUN,
     Message,
     StreamEvent,
     decode_event,
     deltas_of,
     failure_of,
     finish_of,
+    ran,
     read_message,
     tolerated_event,
     usage_of,
@@ -71,19 +73,22 @@ def read_answer(body: bytes) -> Answer:
         return Answer([], [], None, failure, failure is not None)
     failure = failure_of(message.error, loose) if message.content is None or message.error else None
     finishes = [(0, finish_of(message.stop_reason))] if message.stop_reason else []
-    return Answer(deltas_of(message), finishes, usage_of(message.usage), failure, message.content is not None or failure is not None)
+    deltas = deltas_of(message)
+    calls = ran(message.content or ()) if deltas and deltas[0].tool_calls else None
+    return Answer(deltas, finishes, usage_of(message.usage, calls), failure, message.content is not None or failure is not None)
 
 
 class StreamReader:
     """Reads one streamed answer. An event without data, of `data: null` or of `data: [DONE]` is left out: it says nothing here."""
 
-    __slots__ = ("_open", "_reader", "_reported", "head")
+    __slots__ = ("_open", "_ran", "_reader", "_reported", "head")
     ending = _STOP
 
     def __init__(self) -> None:
         self._reader = Reader()
         self._open = NO_BLOCK
         self._reported: dict[str, Any] | None = None  # usage so far
+        self._ran: dict[str, int] = {}  # calls of tools by the provider, so far
         self.head = Head()
 
     def feed(self, data: bytes) -> list[Event]:
@@ -126,6 +131,8 @@ class StreamReader:
                 event.deltas = [Delta(0, text)]
         if (block := said.content_block) is not None and (block.output or block.type in CALLS):
             event.deltas = [*event.deltas, Delta(0, block.output, 1 if block.type in CALLS else 0)]
+            if block.type == RUN:
+                self._ran = self._ran | {block.name or "": self._ran.get(block.name or "", 0) + 1}
         if kind != "content_block_delta":
             self._frame(said, kind, event)
 
@@ -158,7 +165,7 @@ class StreamReader:
 
     def _report(self, reported: Any, event: Event) -> None:
         self._reported = reports.laid_over(self._reported, reported)
-        event.usage = usage_of(self._reported)
+        event.usage = usage_of(self._reported, self._ran)
 
 
 # -- writing ------------------------------------------------------------------------------------------------------------------------------

@@ -36,6 +36,7 @@ from sluicegate.dialects.anthropic_blocks import (
 )
 from sluicegate.dialects.anthropic_thinking import without_thinking
 from sluicegate.dialects.form import BadRequest, Request, Target
+from sluicegate.dialects.hosted import name_of, of_tool
 from sluicegate.dialects.openai_messages import Content
 from sluicegate.dialects.openai_request import CAPS, Count, as_known, more_fields, named, strictly
 from sluicegate.dialects.repeats import refuse_repeats
@@ -58,6 +59,7 @@ class _Tool(Struct, gc=False):
     type: str | None = None
     name: str | None = None
     input_schema: dict[str, Raw] | None = None
+    max_uses: Count | None = None
 
 
 class _Format(Struct, gc=False):
@@ -109,6 +111,7 @@ class Body(Struct, gc=False):
 # Tools that the client runs and the provider describes, by the beginning of their types. The text of each is at most a few hundred tokens.
 _DESCRIBED = ("bash_", "computer_2", "memory_", "text_editor_")
 _ADVISOR = "advisor_"
+_USES = frozenset(("web_fetch", "web_search"))  # tools that take `max_uses`
 _FOREIGN = frozenset((*CAPS[1:], "n", "best_of", "n_cmpl"))
 _ACTED_ON = PRICED.union(Body.__struct_fields__)
 # Fields that put no text before the model, or whose text is counted by name.
@@ -147,6 +150,7 @@ def read_count(body: bytes) -> Request:
         unbounded=content.unbounded,
         fields=fields,
         unbounded_by=content.unbounded_by,
+        hosted=content.hosted,
         tariff=tariff(fields),
         own_prompts=blocks.own_prompts,
         shown=shows_all(fields),
@@ -164,10 +168,23 @@ def write_request(request: Request, target: Target) -> bytes:
         as_known(fields, target)
     fields["max_tokens"] = request.cap if target.cap is None else target.cap
     try:
+        if target.tool_calls and any(tool.by.startswith("tools[") for tool in request.hosted):
+            fields["tools"] = _bounded(request.fields["tools"], target.tool_calls)
         without_thinking(fields, target.foreign)
     except RecursionError:  # it could just be read, a few calls further up
         raise BadRequest("The body is nested too deeply.", "messages") from None
     return _encode(fields)
+
+
+def _bounded(tools: Raw, most: int) -> list[dict[str, Any]]:
+    """Tools that take a number of uses have no larger one than that. https://docs.anthropic.com/en/docs/agents-and-tools/tool-use/web-search-tool"""
+    found: list[dict[str, Any]] = [dict(tool) for tool in _decode_list(tools)]
+    for tool in found:
+        kind = msgspec.json.decode(tool.get("type", b"null"))
+        if isinstance(kind, str) and name_of(kind) in _USES:
+            said = msgspec.json.decode(tool.get("max_uses", b"null"))
+            tool["max_uses"] = min(said or most, most)
+    return found
 
 
 class _Blocks:
@@ -298,6 +315,7 @@ def _tools(blocks: _Blocks, tools: list[_Tool]) -> None:
             blocks.own_prompts += 1
         else:
             blocks.unbounded(f"a tool of type {tool.type[:40]!r}, which the provider runs or describes", f"{path}.type")
+            blocks.content.hosted += of_tool(tool.type, f"{path}.type", tool.max_uses)
 
 
 def _refuse(typed: Body, fields: dict[str, Raw]) -> None:

@@ -26,6 +26,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from sluicegate.core.hosted import Hosted
 from sluicegate.core.usage import Usage
 
 
@@ -61,6 +62,7 @@ class Request(msgspec.Struct, gc=False):
     more: bool = True  # some message may have more than a role, content and calls
     own_prompts: int = 0  # texts of its own that a provider may put before the model: on the use of tools, on the shape of the answer
     tariff: str = ""  # what it asks for that may have a price of its own (tariffs.py); "": nothing
+    hosted: tuple[Hosted, ...] = ()  # tools that the provider is to run; then the input is unbounded, too
     shown: bool = True  # where a provider shows all output as it is made, it does so for this request, and shows nothing else
 
 
@@ -75,6 +77,7 @@ class Target(msgspec.Struct, frozen=True, gc=False):
     renames: tuple[tuple[str, str], ...] = ()  # fields that it knows by another name
     thoughts: str = ""  # the field of an assistant's message in which this provider takes back what its model thought
     foreign: bool = False  # thinking in the conversation is probably another model's: its signatures mean nothing here
+    tool_calls: int = 0  # of tools that the provider runs, at most; 0: as many as the request says
     left_out: list[str] = []  # of `rejects`, what the request had: by whoever writes it
 
 

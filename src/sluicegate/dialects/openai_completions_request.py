@@ -93,6 +93,7 @@ def read_request(body: bytes) -> Request:
         fields=fields,
         cap_by="max_tokens" if cap is None or cap < LARGE else next(name for name in CAPS if getattr(typed, name) == cap),
         unbounded_by=content.unbounded_by,
+        hosted=content.hosted,
         tariff=tariff(fields),
         tokens=prompts.tokens,
         echoed=[text for text in prompts.texts for _ in range(each)] if typed.echo else (),

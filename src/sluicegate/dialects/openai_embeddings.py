@@ -76,6 +76,7 @@ def read_request(body: bytes) -> Request:
         unbounded=content.unbounded,
         fields=fields,
         unbounded_by=content.unbounded_by,
+        hosted=content.hosted,
         tariff=tariff(fields),
         tokens=inputs.tokens,
     )

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Raw, Struct
 
+from sluicegate.core.hosted import Hosted
 from sluicegate.dialects.form import BadRequest
 
 _decode_list = msgspec.json.Decoder(list[Raw]).decode
@@ -93,12 +94,13 @@ class AnyMessage(Struct, gc=False):
 class Content:
     """What the provider will read: texts, images, and why that cannot be known."""
 
-    __slots__ = ("images", "more", "texts", "unbounded", "unbounded_by")
+    __slots__ = ("hosted", "images", "more", "texts", "unbounded", "unbounded_by")
 
     def __init__(self) -> None:
         self.texts: list[str] = []
         self.images = 0
         self.more = False  # some message has more than a role, content and calls
+        self.hosted: tuple[Hosted, ...] = ()  # tools that the provider is to run
         self.unbounded = ""
         self.unbounded_by = "messages"  # the field of the body
 

@@ -26,6 +26,7 @@ import msgspec
 from msgspec import Meta, Raw, Struct
 
 from sluicegate.dialects.form import BadRequest, Request, Target
+from sluicegate.dialects.hosted import of_field, of_tool
 from sluicegate.dialects.openai_messages import AnyMessage, AnyPart, Content, Message
 from sluicegate.dialects.repeats import refuse_repeats, refuse_repeats_in
 from sluicegate.dialects.showing import shows_all
@@ -173,6 +174,7 @@ def read_request(body: bytes) -> Request:
         request.cap_by = next(name for name in CAPS if getattr(typed, name) == request.cap)
     if content.unbounded:
         request.unbounded_by = content.unbounded_by
+        request.hosted = content.hosted
     if not fields.keys() <= _PLAIN:
         _special(request, typed)
     return request
@@ -326,6 +328,7 @@ def more_fields(content: Content, fields: dict[str, Raw], silent: frozenset[str]
             _nested(content, raw)
         if fetches(name) or (name == "prompt" and raw.startswith(b"{")):
             content.unbounded, content.unbounded_by = f"{name[:40]!r}, by which the provider gets input of its own", name[:100]
+            content.hosted += of_field(name)
         if raw[:1] in (b'"', b"{", b"[") and (name not in RENDERED or len(raw) > SETTING_BYTES):
             content.texts.append(raw.decode())
 
@@ -345,6 +348,7 @@ def _nested(content: Content, raw: bytes) -> None:
                 if inner and fetches(name):
                     content.unbounded = f"{name[:40]!r}, by which the provider gets input of its own"
                     content.unbounded_by = "extra_body"
+                    content.hosted += of_field(name)
 
 
 def _schemas(content: Content, typed: _Settings, fields: dict[str, Raw]) -> None:
@@ -353,6 +357,7 @@ def _schemas(content: Content, typed: _Settings, fields: dict[str, Raw]) -> None
             raise BadRequest(f"Missing required parameter: 'tools[{index}].function'.", f"tools[{index}].function")
         if tool.type not in ("function", "custom"):
             content.unbounded, content.unbounded_by = f"a tool of type {tool.type[:40]!r}, which the provider runs", f"tools[{index}].type"
+            content.hosted += of_tool(tool.type, content.unbounded_by, told=None)
     if typed.tools:
         content.texts.append(bytes(fields["tools"]).decode())
     if typed.functions:

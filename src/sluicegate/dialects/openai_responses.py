@@ -19,6 +19,7 @@ from msgspec import Raw, Struct
 from sluicegate.core.usage import Usage
 from sluicegate.dialects import openai_chat
 from sluicegate.dialects.form import Answer, Delta, Event, Failure
+from sluicegate.dialects.hosted import counted
 from sluicegate.dialects.openai_body import bare_failure, failure_in, int_or, loosely, others, plainly, strings, text_of
 from sluicegate.dialects.openai_chat import write_error
 from sluicegate.dialects.openai_responses_output import BY_PART, KINDS, Events, Head, Kind, Output, Step, ended, told
@@ -97,7 +98,16 @@ def read_answer(body: bytes) -> Answer:
     text, calls = _written(loose["output"])
     failure = _failure(loose)
     finishes = [] if failure is not None else [(0, _finish(loose))]
-    return Answer([Delta(0, text, calls)] if text or calls else [], finishes, read_usage(OPENAI_RESPONSES, loose.get("usage")), failure, True)
+    usage = _used(loose, counted(loose["output"]) if calls else None)
+    return Answer([Delta(0, text, calls)] if text or calls else [], finishes, usage, failure, True)
+
+
+def _used(response: dict[str, Any], calls: dict[str, int] | None) -> Usage | None:
+    """calls: of tools that the provider ran."""
+    usage = read_usage(OPENAI_RESPONSES, response.get("usage"))
+    if usage is not None:
+        usage.calls = calls or None
+    return usage
 
 
 def _written(items: list[Any]) -> tuple[str, int]:
@@ -276,9 +286,10 @@ class StreamReader:
         response = loosely(bytes(said.response))
         if not isinstance(response, dict):
             return [Event(raw, "bad")]
-        usage = read_usage(OPENAI_RESPONSES, response.get("usage"))
+        output = response.get("output")
+        usage = _used(response, self._ran(output if isinstance(output, list) else []) if self._called or output else None)
         failure = _failure(response) or (_UNNAMED if type_ in ("response.failed", "response.cancelled") else None)
-        deltas = self._missing(response.get("output"))
+        deltas = self._missing(output)
         if failure is not None:
             return [Event(raw, "error", deltas, usage=usage, failure=failure)]
         finish = _finish(response if type_ != "response.incomplete" else response | {"status": "incomplete"})
@@ -295,6 +306,11 @@ class StreamReader:
             output = loose.get("output") if isinstance(loose, dict) else None
         deltas = self._missing(output) if output else []
         return Event(raw, "chunk" if deltas else "other", deltas)
+
+    def _ran(self, output: list[Any]) -> dict[str, int]:
+        """Calls of the provider's tools: as the whole response has them, or as they were told one by one."""
+        told = [loosely(bytes(step.value)) for step in self._steps if step.what == "done"] if self._called else []
+        return max(counted(output), counted(told), key=lambda calls: sum(calls.values()))
 
     def _missing(self, output: Any) -> list[Delta]:
         """What a whole response has beyond all that was told before: the order is that of the items, so it is the end of it."""

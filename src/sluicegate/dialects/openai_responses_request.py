@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Meta, Raw, Struct
 
 from sluicegate.dialects.form import BadRequest, Request, Target
+from sluicegate.dialects.hosted import of_code, of_tool
 from sluicegate.dialects.openai_messages import Content
 from sluicegate.dialects.openai_request import CAPS, LARGE, RENDERED, SETTING_BYTES, Count, Thinking, as_known, budget_of, more_fields, strictly
 from sluicegate.dialects.openai_responses_items import OURS, add_items, without_reasoning
@@ -42,6 +43,7 @@ class _TextSettings(Struct, gc=False):
 class _Tool(Struct, gc=False):
     type: str
     name: str | None = None
+    container: Any = None
 
 
 class Body(Struct, gc=False):
@@ -109,6 +111,7 @@ def read_request(body: bytes) -> Request:
         fields=fields,
         cap_by=CAP_FIELD if cap is None or cap < LARGE else next(name for name in CAPS if getattr(typed, name) == cap),
         unbounded_by=content.unbounded_by,
+        hosted=content.hosted,
         tariff=tariff(fields),
         own_prompts=(1 if typed.tools else 0) + (1 if typed.text is not None and typed.text.format is not None else 0),
         shown=not content.unbounded and shows_all(fields),  # what a provider runs or keeps, it may answer without showing all that it took
@@ -124,6 +127,9 @@ def write_request(request: Request, target: Target) -> bytes:
     fields["model"] = target.model
     if target.rejects or target.renames:
         as_known(fields, target)
+    if request.hosted and target.tool_calls:
+        said = [tool.most for tool in request.hosted if tool.together and tool.most is not None]
+        fields["max_tool_calls"] = min((*said, target.tool_calls))
     cap = request.cap if target.cap is None else target.cap
     for name in CAPS:
         fields.pop(name, None)
@@ -156,7 +162,7 @@ def _read(body: bytes) -> tuple[Body, dict[str, Raw], Content]:
         if bytes(fields.get("context_management", b"null")) not in (b"null", b"[]"):
             content.unbounded, content.unbounded_by = "'context_management', by which the provider works on its own", "context_management"
     if typed.tools:
-        _tools(content, typed.tools)
+        _tools(content, typed.tools, typed.max_tool_calls)
         content.texts.append(bytes(fields["tools"]).decode())
     if typed.text is not None:
         raw = bytes(fields["text"])
@@ -167,9 +173,16 @@ def _read(body: bytes) -> tuple[Body, dict[str, Raw], Content]:
     return typed, fields, content
 
 
-def _tools(content: Content, tools: list[_Tool]) -> None:
+def _tools(content: Content, tools: list[_Tool], most: int | None) -> None:
+    """`max_tool_calls` is said to bound the calls of all tools that are the provider's own; of servers elsewhere (`mcp`) it is not said."""
     for index, tool in enumerate(tools):
         if tool.type not in ("function", "custom"):
-            content.unbounded, content.unbounded_by = f"a tool of type {tool.type[:40]!r}, which the provider runs", f"tools[{index}].type"
+            by = f"tools[{index}].type"
+            content.unbounded, content.unbounded_by = f"a tool of type {tool.type[:40]!r}, which the provider runs", by
+            if tool.type == "code_interpreter":
+                content.hosted += (of_code(tool.container, by, most),)
+            else:
+                ours = tool.type != "mcp"
+                content.hosted += of_tool(tool.type, by, most if ours else None, together=ours)
         elif tool.name is None:
             raise BadRequest(f"Missing required parameter: 'tools[{index}].name'.", f"tools[{index}].name")

@@ -36,6 +36,7 @@ class Shape(Struct, frozen=True):
     heard: Place = ()  # audio in the input
     spoken: Place = ()  # audio in the output
     beside: bool = False  # cached and written tokens are not in the input's count
+    calls: str = ""  # counts of calls of tools that the provider ran, `web_search_requests`
     rounds: str = ""  # a list of such reports, one for each time that a model was run; the counts beside it need not have all of them in them
 
 
@@ -74,6 +75,7 @@ ANTHROPIC = Shape(
     written_1h=("cache_creation", "ephemeral_1h_input_tokens"),
     reasoning=(("output_tokens_details", "thinking_tokens"),),
     beside=True,
+    calls="server_tool_use",
     rounds="iterations",
 )
 # https://github.com/ollama/ollama/blob/main/docs/api.md: what is in its own cache is not counted, and where all of it is, the field is left out.
@@ -95,6 +97,8 @@ def read(shape: Shape, reported: Any) -> Usage | None:
     if isinstance(rounds, list):
         usage = _at_least(usage, [_counts(shape, each) for each in rounds if isinstance(each, dict)])
     usage.cost_nano_usd = _cost(reported)
+    if shape.calls:
+        usage.calls = _calls(reported.get(shape.calls))
     return usage
 
 
@@ -137,6 +141,15 @@ def _counts(shape: Shape, reported: dict[str, Any]) -> Usage:
         usage.audio_input_tokens, usage.audio_output_tokens = heard or 0, spoken or 0
     usage.no_reasoning = not reasoning and usage.output_tokens == said and any(_tokens(_at(reported, place)) == 0 for place in shape.reasoning)
     return usage
+
+
+def _calls(reported: Any) -> dict[str, int] | None:
+    """By the names of tools; None where nothing is said of them."""
+    if not isinstance(reported, dict):
+        return None
+    return {
+        name.removesuffix("_requests"): count for name, value in reported.items() if isinstance(name, str) and (count := _tokens(value)) is not None
+    }
 
 
 def _total(usage: Usage, total: int | None, shape: Shape) -> None:

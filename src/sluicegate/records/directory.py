@@ -1,4 +1,4 @@
-"""Keys and tenants that were made at run time, overrides of those of the file, and temporary increases: in the records' database.
+"""Keys and tenants that were made at run time, overrides of those of the file, temporary increases, and prices: in the records' database.
 
 Every change is one transaction, which also raises `version`: whoever has seen one version asks for what has changed since. A key's row keeps the
 version that changed it; everything else is read as a whole when `tree_version` has risen. Of secrets there are only SHA-256 digests.
@@ -15,7 +15,21 @@ import msgspec
 from sqlalchemy import BigInteger, Column, Connection, Index, Integer, MetaData, Table, Text, delete, or_, select, text, update
 
 from sluicegate.records.database import Database
-from sluicegate.records.directory_rows import NEVER, Found, IncreaseRow, KeyRow, Missing, OverrideRow, SecretRow, Taken, TenantRow, Tree, Version
+from sluicegate.records.directory_rows import (
+    NEVER,
+    Found,
+    Full,
+    IncreaseRow,
+    KeyRow,
+    Missing,
+    OverrideRow,
+    PriceRow,
+    SecretRow,
+    Taken,
+    TenantRow,
+    Tree,
+    Version,
+)
 from sluicegate.records.schema import CREATION_LOCK, insert
 
 TIMEOUT_S = 3.0
@@ -26,7 +40,7 @@ T = TypeVar("T")
 
 metadata = MetaData()
 _TEXT = Text().with_variant(Text(collation="C"), "postgresql")  # in the order of its bytes, as everywhere else
-_JSON = frozenset(("limits", "models", "cidr", "metadata"))
+_JSON = frozenset(("limits", "models", "cidr", "metadata", "price"))
 
 
 def _table(name: str, row: type[msgspec.Struct], *more: Any, key: str = "id", nullable: frozenset[str] = frozenset()) -> Table:
@@ -59,6 +73,7 @@ keys = _table(
 secrets = _table("directory_secrets", SecretRow, Index("directory_secrets_of_key", "key_id"), key="digest")
 overrides = _table("directory_overrides", OverrideRow, nullable=frozenset(("limits", "models", "blocked")))
 increases = _table("directory_increases", IncreaseRow)
+prices = _table("directory_prices", PriceRow)
 
 
 def _values(row: msgspec.Struct) -> dict[str, Any]:
@@ -121,9 +136,15 @@ def tree(connection: Connection) -> Tree:
         [_row(TenantRow, row) for row in connection.execute(select(tenants).order_by(tenants.c.id))],
         [_row(OverrideRow, row) for row in connection.execute(select(overrides))],
         [_row(IncreaseRow, row) for row in connection.execute(select(increases))],
+        list_prices(connection),
         list(connection.execute(select(keys.c.organization).where(keys.c.limits != "[]", keys.c.deleted_ms == NEVER).distinct()).scalars()),
         connection.execute(select(secrets.c.digest).limit(1)).first() is not None,
     )
+
+
+def list_prices(connection: Connection) -> list[PriceRow]:
+    """All of them, by their ids."""
+    return [_row(PriceRow, row) for row in connection.execute(select(prices).order_by(prices.c.id))]
 
 
 def changed(connection: Connection, since: int) -> list[str]:
@@ -330,6 +351,30 @@ def add_increase(connection: Connection, row: IncreaseRow, now_ms: int) -> None:
     """Those that are over are forgotten."""
     _raised(connection, of_tree=True)
     connection.execute(delete(increases).where(increases.c.until_ms <= now_ms))
+def set_price(connection: Connection, row: PriceRow) -> tuple[PriceRow | None, PriceRow]:
+    """In the place of the one that there was; as it was, and is."""
+    _raised(connection, of_tree=True)
+    before = _price(connection, row.id)
+    connection.execute(delete(prices).where(prices.c.id == row.id))
+    connection.execute(prices.insert().values(_values(row)))
+    return before, row
+
+
+def remove_price(connection: Connection, id: str) -> PriceRow:
+    """Raises Missing."""
+    _raised(connection, of_tree=True)
+    before = _price(connection, id)
+    if before is None:
+        raise Missing(id)
+    connection.execute(delete(prices).where(prices.c.id == id))
+    return before
+
+
+def _price(connection: Connection, id: str) -> PriceRow | None:
+    found = connection.execute(select(prices).where(prices.c.id == id)).first()
+    return _row(PriceRow, found) if found is not None else None
+
+
     connection.execute(increases.insert().values(_values(row)))
 
 

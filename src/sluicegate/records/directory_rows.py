@@ -87,12 +87,21 @@ class Tree(msgspec.Struct, frozen=True):
     """All but the keys."""
 
     tenants: list[TenantRow] = []
+class PriceRow(msgspec.Struct, frozen=True):
+    """What a deployment costs, whatever the file says. price: as it was written, with its date and source."""
+
+    id: str
+    price: dict[str, Any] = {}
+    set_ms: int = 0
+
+
     overrides: list[OverrideRow] = []
     increases: list[IncreaseRow] = []
     organizations: list[str] = []  # that have keys with limits of their own
     any_keys: bool = False
 
 
+    prices: list[PriceRow] = []
 class Found(msgspec.Struct, frozen=True):
     """A secret, its key, and the keys above that, as far as they are here."""
 

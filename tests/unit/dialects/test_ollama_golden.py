@@ -39,7 +39,7 @@ def summary(data: bytes, size: int) -> dict[str, Any]:
         "kinds": [event.kind for event in events],
         "deltas": [msgspec.to_builtins(delta) for event in events for delta in event.deltas],
         "finishes": [list(finish) for event in events for finish in event.finishes],
-        "usage": msgspec.to_builtins(usage),
+        "usage": support_golden.usage_told(usage),
         "failures": [msgspec.to_builtins(event.failure) for event in events if event.failure is not None],
         "pieces": [[type(piece).__name__, *(value for value in msgspec.structs.astuple(piece) if value is not None)] for piece in pieces],
     }
@@ -69,7 +69,7 @@ def test_answer(path: Path) -> None:
     case = json.loads(path.read_text())
     body = json.dumps(case["body"]).encode()
     read = ollama.read_answer(body)
-    figures = msgspec.to_builtins({name: getattr(read, name) for name in ("deltas", "finishes", "usage", "failure", "readable")})
+    figures = support_golden.answer_told(read)
     reply = msgspec.to_builtins(read_reply(body))
     told = summary(ollama.streamed(body), 1 << 20)
     assert (told["deltas"], told["usage"]) == (figures["deltas"], figures["usage"])

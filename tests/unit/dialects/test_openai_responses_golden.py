@@ -38,7 +38,7 @@ def summary(events: list[Event], reader: StreamReader) -> dict[str, Any]:
         "kinds": [event.kind for event in events],
         "output": [[delta.text, delta.tool_calls] for event in events for delta in event.deltas],
         "finishes": [finish for event in events for finish in event.finishes],
-        "usage": msgspec.to_builtins(usage),
+        "usage": support_golden.usage_told(usage),
         "failures": [msgspec.to_builtins(event.failure) for event in events if event.failure is not None],
         "cut": datas(write_truncation(reader.head, middle, [0], "budget", Usage(7, 3))),
     }

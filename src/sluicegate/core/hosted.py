@@ -1,0 +1,66 @@
+"""Tools that a provider runs while it answers (searches, code): how many calls of them a request can make, and what these can cost.
+
+Each round of such calls has the model read everything again, so with n calls the input is at most n + 1 times what the model can read. Calls are
+bounded by what the request says, by what the operator allows at the deployment (`tool_calls`, which is sent upstream where a field is for it), or by
+neither: then a limit on money or tokens that does not refill cannot hold such a request.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from msgspec import Struct
+
+# What vendors say that a call costs nothing of, beside its tokens.
+# https://docs.anthropic.com/en/docs/agents-and-tools/tool-use/web-fetch-tool, https://platform.openai.com/docs/guides/tools-connectors-mcp
+FREE = frozenset(("mcp", "mcp_toolset", "tool_search", "tool_search_tool_bm25", "tool_search_tool_regex", "web_fetch"))
+
+
+class Hosted(Struct, frozen=True, gc=False):
+    """A tool that a provider is to run. name: without dates and versions, `web_search`."""
+
+    name: str
+    by: str  # the field of the request that asks for it
+    most: int | None = None  # calls that the request allows; None: it does not say
+    together: bool = False  # these are calls of all such tools together
+    told: str | None = ""  # the name by which answers tell of its calls; "": the same; None: they do not
+
+
+class Calls(Struct, gc=False):
+    """What a request can make of such calls at one deployment."""
+
+    most: int = 0
+    fees_nano_usd: int = 0  # at most, of calls that the answer tells of
+    untold_nano_usd: int = 0  # at most, of all others: they are charged as if they had been made
+    endless: Hosted | None = None  # a tool whose calls nobody bounds
+    unpriced: Hosted | None = None  # a tool of which nobody says what a call costs
+
+
+def calls_of(hosted: Sequence[Hosted], allowed: int, fees: Mapping[str, int]) -> Calls:
+    """allowed: calls that the operator allows a request at most; 0: it is not said. fees: nano-USD of one call, by the names of tools."""
+    found, together, dearest = Calls(), 0, 0
+    for tool in hosted:
+        fee = fees.get(tool.name)
+        if fee is None and tool.name not in FREE:
+            found.unpriced = tool
+        most = min(one for one in (tool.most, allowed or None, 10**9) if one is not None)
+        if most == 10**9:
+            found.endless, most = tool, 0
+        if tool.together:
+            together, dearest = max(together, most), max(dearest, fee or 0)
+        elif tool.told is None:
+            found.most += most
+            found.untold_nano_usd += most * (fee or 0)
+        else:
+            found.most += most
+            found.fees_nano_usd += most * (fee or 0)
+    found.most += together
+    found.fees_nano_usd += together * dearest
+    return found
+
+
+def named_as_told(hosted: Sequence[Hosted], fees: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
+    """What a call costs of each of these tools, by the names by which answers tell of them."""
+    found: dict[str, int] = {}
+    for tool in hosted:
+        name = tool.told or tool.name
+        found[name] = max(found.get(name, 0), fees.get(tool.name, 0))
+    return tuple(found.items())

@@ -1,0 +1,68 @@
+"""Tools that a provider runs, as requests ask for them and answers tell of them: by one name, whatever the version.
+
+https://platform.openai.com/docs/api-reference/responses/create, https://docs.anthropic.com/en/docs/agents-and-tools/tool-use/overview
+"""
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from sluicegate.core.hosted import Hosted
+
+_VERSION = re.compile(r"(_preview)?(_\d{8}|_\d{4}_\d{2}_\d{2})?")
+# Tools that the client runs, though the provider describes them.
+_OF_CLIENTS = frozenset(("apply_patch", "computer", "computer_use", "local_shell"))
+# Words in the names of fields, without separators, by which the provider runs something; others by which it gets input are of what it keeps.
+_RUNNING = ("agentid", "assistantid", "connector", "datasource", "grounding", "knowledge", "mcp", "plugin", "retriev", "search", "vectorstore")
+_CALL = "_call"
+_SEARCHED = (None, "search")  # what a search does that is paid for: pages are opened for nothing
+_SMALL = "1g"  # of a container: what its price is for
+
+
+def name_of(kind: str) -> str:
+    """`web_search` of `web_search_20250305`, `web_search_preview`, `openrouter:web_search`."""
+    kind = kind[:100].lower().rpartition(":")[2]
+    end = next(found.start() for i in range(len(kind) + 1) if (found := _VERSION.fullmatch(kind, i)))
+    return kind[:end] or "tool"
+
+
+def of_tool(kind: str, by: str, most: int | None = None, *, together: bool = False, told: str | None = "") -> tuple[Hosted, ...]:
+    """A tool of this type, if it is the provider that runs it."""
+    name = name_of(kind)
+    return () if name in _OF_CLIENTS else (Hosted(name, by, most, together, told),)
+
+
+def of_field(field: str) -> tuple[Hosted, ...]:
+    """What a field of the body makes the provider run, if it does."""
+    plain = field.casefold().replace("_", "").replace("-", "")
+    if plain == "websearchoptions":  # of models that search once, before they answer
+        return (Hosted("web_search", field, 1, told=None),)
+    if not any(word in plain for word in _RUNNING):
+        return ()
+    return (Hosted("mcp" if "mcp" in plain else field[:64].lower(), field[:100], told=None),)
+
+
+def of_code(container: Any, by: str, most: int | None) -> Hosted:
+    """Code that runs in a container: dearer in a larger one, and in one that is kept nobody knows of which size."""
+    size = container.get("memory_limit") or _SMALL if isinstance(container, dict) else "kept"
+    name = "code_interpreter" if size == _SMALL else f"code_interpreter_{str(size)[:20].lower()}"
+    return Hosted(name, by, most, together=True, told="code_interpreter")
+
+
+def counted(items: Iterable[Any]) -> dict[str, int]:
+    """Calls of such tools among the items of a response. Code is paid for by its container."""
+    found: dict[str, int] = {}
+    containers = set()
+    for item in items:
+        kind = item.get("type") if isinstance(item, dict) else None
+        if not isinstance(kind, str) or not kind.endswith(_CALL) or kind in ("function_call", "custom_tool_call"):
+            continue
+        name, action = name_of(kind.removesuffix(_CALL)), item.get("action")
+        if name == "web_search" and isinstance(action, dict) and action.get("type") not in _SEARCHED:
+            continue
+        if name == "code_interpreter" and isinstance(container := item.get("container_id"), str):
+            if container in containers:
+                continue
+            containers.add(container)
+        found[name] = found.get(name, 0) + 1
+    return found
