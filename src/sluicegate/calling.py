@@ -208,5 +208,5 @@ def _target(trip: Trip, attempt: Attempt) -> Target:
         provider.renames,
         provider.thoughts,
         usual.model != deployment.model,
-    )
         deployment.tool_calls,
+    )

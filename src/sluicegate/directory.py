@@ -24,8 +24,8 @@ from sluicegate.config.compile_tenants import GLOBAL, Above, TenantTree, below_k
 from sluicegate.config.entries import increased, merged, read_cidr, read_key
 from sluicegate.config.fields import ConfigError
 from sluicegate.config.load import Loaded
-from sluicegate.config.schema import Config
 from sluicegate.config.price_entries import read_price, repriced
+from sluicegate.config.schema import Config
 from sluicegate.core.tenants import Counter, Key, Policy, Scope
 from sluicegate.records import directory as tables
 from sluicegate.records.directory_rows import Found, KeyRow, Tree, Version

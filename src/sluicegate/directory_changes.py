@@ -252,9 +252,6 @@ class Changes:
         """It is over now. Raises Missing."""
         return await self._change(partial(tables.remove_increase, id=id, scope_id=scope_id), _removed, witness)
 
-    # -- steps ----------------------------------------------------------------------------------------------------------------------------
-
-    async def _change(self, work: Callable[[Connection], Any], changed: Callable[[Any], Change], witness: Witness | None) -> Change:
     async def set_price(self, deployment_id: str, price: Fields, *, witness: Witness | None = None) -> Change:
         """What a deployment costs from now on, whatever the file says. Requests under way keep the price that they began with."""
         read_price(price)
@@ -265,6 +262,9 @@ class Changes:
         """What the file says counts again. Raises Missing."""
         return await self._change(partial(tables.remove_price, id=deployment_id), _removed, witness)
 
+    # -- steps ----------------------------------------------------------------------------------------------------------------------------
+
+    async def _change(self, work: Callable[[Connection], Any], changed: Callable[[Any], Change], witness: Witness | None) -> Change:
         """A transaction; this worker knows of it afterwards, and the others are told. changed: what `work` has made of it."""
 
         def whole(connection: Connection) -> Change:

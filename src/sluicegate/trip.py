@@ -198,10 +198,10 @@ class Attempt:
             price=self.price,
             unknown_outcome=policy.budget.unknown_outcome,
             cost_source=policy.cost_source,
-        )
-
             marks=self.figures.marks,
             fees_nano_usd=self.figures.fees_nano_usd,
+        )
+
     def client_left(self) -> None:
         """The client is gone: stop the upstream where that stops the bill, else read on for the usage."""
         if self.relay is not None:

@@ -227,6 +227,7 @@ class Routes(Compiling):
             tokenizer=written.tokenizer or settings.tokenizer or tokenizer(row, written.model),
             context=written.context,
             image_tokens=written.image_tokens or image_tokens(row, written.model),
+            tool_calls=written.tool_calls,
             counters=counters[f"{written.provider}/{written.model}"],
             probe=self.probe(written, settings, row, found, path),
         )
@@ -240,4 +241,3 @@ class Routes(Compiling):
 
 def _deployment_counters(deployment_id: str, limits: list[Limit]) -> tuple[Counter, ...]:
     return group(deployment_tree(deployment_id), Scope(deployment_id, "deployment", deployment_id), limits)
-            tool_calls=written.tool_calls,

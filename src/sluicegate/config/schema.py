@@ -248,9 +248,9 @@ class Price(Rates):
     request_fee: NanoUsd = 0
     tiers: list[Tier] = []
     variants: list[Variant] = []
+    tools: dict[ToolName, PerThousand] = {}
     date: Day = ""
     source: str = ""
-    tools: dict[ToolName, PerThousand] = {}
 
 
 class Override(Price):
@@ -287,9 +287,9 @@ class Deployment(Section):
     extend: OnOff | None = None
     context: Whole = Field(default=0, ge=0, le=10**9)
     image_tokens: Whole = Field(default=0, ge=0, le=10**7)
+    tool_calls: Whole = Field(default=0, ge=0, le=1000)
     health: Health | None = None
     tier: str | None = None
-    tool_calls: Whole = Field(default=0, ge=0, le=1000)
     weight: Whole = Field(default=1, ge=0, le=1_000_000)
     when: When | None = None
 

@@ -142,6 +142,14 @@ class Tier(msgspec.Struct, frozen=True):
     weights: tuple[int, ...]
 
 
+class Caching(msgspec.Struct, frozen=True):
+    """How answers of a model are kept and given again (core/cache_key.py)."""
+
+    mode: Literal["deterministic", "seeded", "all"]
+    scope: Literal["key", "team", "organization", "global"]  # whose requests share answers
+    ttl_ms: int
+
+
 class Model(msgspec.Struct, frozen=True):
     """The name a client asks for, and its route."""
 
@@ -155,6 +163,7 @@ class Model(msgspec.Struct, frozen=True):
     preferred: tuple[tuple[int, Deployment], ...] = ()  # while more than that share of a budget is used, in millionths; the highest share first
     leaves_for: frozenset[str] | None = None  # the kinds of failure after which the next deployment is tried; None: all of them
     context_fallback: str = ""  # the model that takes what is too long for this one
+    cache: Caching | None = None  # None: off
 
 
 class Key(msgspec.Struct, frozen=True):

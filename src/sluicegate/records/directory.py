@@ -347,10 +347,6 @@ def _override(connection: Connection, id: str) -> OverrideRow | None:
     return _row(OverrideRow, found) if found is not None else None
 
 
-def add_increase(connection: Connection, row: IncreaseRow, now_ms: int) -> None:
-    """Those that are over are forgotten."""
-    _raised(connection, of_tree=True)
-    connection.execute(delete(increases).where(increases.c.until_ms <= now_ms))
 def set_price(connection: Connection, row: PriceRow) -> tuple[PriceRow | None, PriceRow]:
     """In the place of the one that there was; as it was, and is."""
     _raised(connection, of_tree=True)
@@ -375,6 +371,10 @@ def _price(connection: Connection, id: str) -> PriceRow | None:
     return _row(PriceRow, found) if found is not None else None
 
 
+def add_increase(connection: Connection, row: IncreaseRow, now_ms: int) -> None:
+    """Those that are over are forgotten."""
+    _raised(connection, of_tree=True)
+    connection.execute(delete(increases).where(increases.c.until_ms <= now_ms))
     connection.execute(increases.insert().values(_values(row)))
 
 

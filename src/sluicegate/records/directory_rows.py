@@ -83,10 +83,6 @@ class IncreaseRow(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
-class Tree(msgspec.Struct, frozen=True):
-    """All but the keys."""
-
-    tenants: list[TenantRow] = []
 class PriceRow(msgspec.Struct, frozen=True):
     """What a deployment costs, whatever the file says. price: as it was written, with its date and source."""
 
@@ -95,13 +91,17 @@ class PriceRow(msgspec.Struct, frozen=True):
     set_ms: int = 0
 
 
+class Tree(msgspec.Struct, frozen=True):
+    """All but the keys."""
+
+    tenants: list[TenantRow] = []
     overrides: list[OverrideRow] = []
     increases: list[IncreaseRow] = []
+    prices: list[PriceRow] = []
     organizations: list[str] = []  # that have keys with limits of their own
     any_keys: bool = False
 
 
-    prices: list[PriceRow] = []
 class Found(msgspec.Struct, frozen=True):
     """A secret, its key, and the keys above that, as far as they are here."""
 
