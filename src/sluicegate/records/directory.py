@@ -172,9 +172,10 @@ def chain(connection: Connection, key_id: str) -> list[KeyRow]:
     return rows
 
 
-def limited(connection: Connection, organization: str, after: str, limit: int) -> list[KeyRow]:
-    """Keys with limits of their own, by id. organization: "*" for those of all."""
-    some = select(keys).where(keys.c.limits != "[]", keys.c.deleted_ms == NEVER, keys.c.id > after).order_by(keys.c.id).limit(limit)
+def limited(connection: Connection, organization: str, after: str, limit: int, *, included: bool = False) -> list[KeyRow]:
+    """Keys with limits of their own, by id. organization: "*" for those of all. included: `after` is one of them."""
+    behind = keys.c.id >= after if included else keys.c.id > after
+    some = select(keys).where(keys.c.limits != "[]", keys.c.deleted_ms == NEVER, behind).order_by(keys.c.id).limit(limit)
     if organization != "*":
         some = some.where(keys.c.organization == organization)
     return [_row(KeyRow, row) for row in connection.execute(some)]
@@ -236,14 +237,17 @@ def _of_tree_too(connection: Connection) -> None:
     connection.execute(update(state).values(tree_version=state.c.version))
 
 
-def create_key(connection: Connection, row: KeyRow, secret: SecretRow) -> None:
-    """A key with its first secret. One that was deleted may come back, and goes on counting. Raises Taken."""
+def create_key(connection: Connection, row: KeyRow, secret: SecretRow, most: int = 0) -> None:
+    """A key with its first secret. One that was deleted may come back, and goes on counting. most: keys below its owner; 0: any number.
+    Raises Taken, Full."""
     number = _raised(connection)
     if _first(connection, row):
         _of_tree_too(connection)
     before = connection.execute(select(keys.c.deleted_ms).where(keys.c.id == row.id)).scalar()
     if before == NEVER:
         raise Taken(row.id)
+    if most and len(list_keys(connection, row.owner, "", most, False)) >= most:
+        raise Full(row.owner)
     connection.execute(delete(keys).where(keys.c.id == row.id))
     late = row.late or (before is not None and bool(row.limits))
     connection.execute(keys.insert().values(**(_values(row) | {"late": int(late)}), organization=row.organization, version=number))
@@ -308,13 +312,13 @@ def change_tenant(connection: Connection, tenant_id: str, changes: Mapping[str, 
     return before, after
 
 
-def delete_tenant(connection: Connection, tenant_id: str) -> TenantRow:
-    """Raises Missing; Taken while there are tenants or keys below it, and names one."""
+def delete_tenant(connection: Connection, tenant_id: str, hidden: bool = False) -> TenantRow:
+    """hidden: the file has one of that id too, under which hangs what is below it. Raises Missing; Taken while there is anything, and names it."""
     _raised(connection, of_tree=True)
     before = get_tenant(connection, tenant_id)
     child = connection.execute(select(tenants.c.id).where(tenants.c.parent == tenant_id).limit(1)).scalar()
     child = child or connection.execute(select(keys.c.id).where(keys.c.owner == tenant_id, keys.c.deleted_ms == NEVER).limit(1)).scalar()
-    if child is not None:
+    if child is not None and not hidden:
         raise Taken(child)
     connection.execute(delete(tenants).where(tenants.c.id == tenant_id))
     return before

@@ -15,6 +15,10 @@ class Taken(Exception):
     """There is one already; its text is the id."""
 
 
+class Full(Exception):
+    """There are as many below it as there may be; its text is its id."""
+
+
 class TenantRow(msgspec.Struct, frozen=True):
     """A tenant. Lists are as they were written, None: left out."""
 
