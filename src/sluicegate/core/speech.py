@@ -1,0 +1,145 @@
+"""The texts of one answer under content rules: what the client reads of them, piece by piece or whole.
+
+An answer has many texts, told apart by their channels: what is said, thought, refused, by choice and part; and the arguments of calls. Each is
+searched by itself. Arguments are JSON: where something may be masked or refused they wait until they are whole, since only then is it known what
+they say, and every string in them, names included, is a text of its own; so masked arguments stay JSON. What never becomes JSON is read as a text.
+
+After a refusal every text is empty. A `mark` is the state up to some point, to which an answer can be taken back that ends there (relay.py).
+"""
+
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from sluicegate.core.content_rules import ContentRules
+from sluicegate.core.phrases import START, Phrases, State
+
+Channel = tuple[str | int, ...]
+Mark = dict[Channel, "_Open"]
+
+_decode = msgspec.json.Decoder().decode
+_encode = msgspec.json.Encoder().encode
+
+
+class _Open(Struct, frozen=True, gc=False):
+    """A text that goes on."""
+
+    banned: State = START
+    noted: State = START
+    arguments: str | None = None  # so far; None: it is no JSON
+
+
+_TEXT, _ARGUMENTS = _Open(), _Open(arguments="")
+
+
+class Speech:
+    """One answer. `acted` gets the names of the rules that were found; `refused` is the one that ends the answer."""
+
+    def __init__(self, rules: ContentRules, acted: set[str]) -> None:
+        self._banned = rules.banned_out
+        self._noted = rules.noted_out
+        self._acted = acted
+        self._open: Mark = {}
+        self.masks = 0  # times that something was found that may not be said
+        self.refused = ""
+
+    @property
+    def acts(self) -> bool:
+        """Texts may come out other than they came."""
+        return self._banned is not None
+
+    @property
+    def silent(self) -> bool:
+        """Nothing is looked for."""
+        return self._banned is None and self._noted is None
+
+    @property
+    def open(self) -> list[Channel]:
+        """Texts that have not ended, in the order in which they began."""
+        return list(self._open)
+
+    def say(self, channel: Channel, text: str, *, last: bool = False) -> str:
+        """One more piece of a text, as far as it can go on."""
+        if self.silent:
+            return text
+        state = self._open.pop(channel, _TEXT) if last else self._open.get(channel, _TEXT)
+        banned, noted = state.banned, state.noted
+        if self._noted is not None:
+            passed = self._noted.read(noted, text, end=last)
+            noted = passed.state
+            self._found(self._noted, passed.found)
+        if self._banned is not None:
+            passed = self._banned.read(banned, text, end=last)
+            banned = passed.state
+            text = "" if self.refused else passed.text
+            self._found(self._banned, passed.found, passed.refused)
+        if not last:
+            self._open[channel] = _Open(banned, noted)
+        return text
+
+    def argue(self, channel: Channel, text: str, *, last: bool = False) -> str:
+        """One more piece of a call's arguments."""
+        if self.silent:
+            return text
+        state = self._open.get(channel, _ARGUMENTS)
+        self._open[channel] = _Open(arguments=(state.arguments or "") + text)
+        rest = self.end(channel) if last else ""
+        return rest if self.acts else text
+
+    def end(self, channel: Channel) -> str:
+        """What is left of a text that has ended."""
+        state = self._open.get(channel)
+        if state is None:
+            return ""
+        if state.arguments is None:
+            return self.say(channel, "", last=True)
+        del self._open[channel]
+        arguments = self.whole_arguments(state.arguments)
+        return arguments if self.acts else ""
+
+    def whole(self, text: str) -> str:
+        """A text that came in one piece."""
+        if self._noted is not None:
+            self._found(self._noted, self._noted.find(text))
+        if self._banned is None:
+            return text
+        passed = self._banned.read(START, text, end=True)
+        whole = "" if self.refused else passed.text
+        self._found(self._banned, passed.found, passed.refused)
+        return whole
+
+    def whole_arguments(self, arguments: str) -> str:
+        """Arguments that came in one piece, as JSON text."""
+        try:
+            given = _decode(arguments)
+            masked = self.strings(given)
+            return arguments if masked == given else _encode(masked).decode()
+        except (ValueError, RecursionError):
+            return self.whole(arguments)
+
+    def strings(self, value: Any) -> Any:
+        """A value with every string in it as `whole`."""
+        if isinstance(value, str):
+            return self.whole(value)
+        if isinstance(value, list):
+            return [self.strings(each) for each in value]
+        if isinstance(value, dict):
+            return {self.whole(name): self.strings(each) for name, each in value.items()}
+        return value
+
+    def mark(self) -> Mark:
+        """The state as it is now."""
+        return dict(self._open)
+
+    def back_to(self, mark: Mark) -> None:
+        """Nothing was said since that mark."""
+        self._open = dict(mark)
+        self.refused = ""
+
+    def _found(self, phrases: Phrases, found: frozenset[int], refused: int = -1) -> None:
+        if found:
+            self._acted.update([phrases.phrases[index].name for index in found])
+            self.masks += phrases is self._banned
+        if refused >= 0 and not self.refused:
+            self.refused = phrases.phrases[refused].name

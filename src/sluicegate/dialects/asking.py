@@ -1,0 +1,216 @@
+"""What a request says to a model, as content rules look at it: every text in it, and where a system prompt stands first in each dialect.
+
+All strings of a body are texts but those that are names of kinds and ids, settings that no model reads, and encoded pictures, sounds and files.
+Strings in the arguments of earlier calls, which are JSON in a string, are texts of their own. What cannot be read as text (tokens, files, pictures)
+is not searched.
+
+The system prompt is a message of its own before all others (chat, messages as a block of `system`), the beginning of `instructions` (responses) or
+of each prompt (completions). A client that sends it has it where it would stand, or it is taken out elsewhere: it is there once. Embeddings get
+none.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+from sluicegate.core.content_rules import BETWEEN
+from sluicegate.dialects.form import BadRequest
+
+_UNREAD = frozenset((  # fields of a body
+    "model", "user", "metadata", "stop", "stop_sequences", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
+    "stream_options", "encoding_format", "previous_response_id", "include", "truncation", "logit_bias", "modalities", "reasoning_effort", "verbosity",
+))  # fmt: skip
+_NO_TEXT = frozenset((  # fields anywhere, if what they hold is one word
+    "type", "role", "id", "call_id", "tool_call_id", "tool_use_id", "item_id", "file_id", "signature", "encrypted_content", "media_type", "mime_type",
+    "format", "detail", "status", "data", "file_data", "url", "image_url", "b64_json",
+))  # fmt: skip
+_ARGUMENTS = "arguments"
+_FIXED = ("name", "thinking")  # texts that cannot be masked: names of tools, and thoughts that are signed
+
+_decode = msgspec.json.Decoder().decode
+_encode = msgspec.json.Encoder().encode
+_decode_items = msgspec.json.Decoder(list[dict[str, Raw]]).decode
+_decode_list = msgspec.json.Decoder(list[Raw]).decode
+
+Leaf = tuple[Any, Any, str]  # an object or a list, the place in it, the text that stands there
+
+
+class Texts:
+    """All texts of a request."""
+
+    def __init__(self, fields: dict[str, Any]) -> None:
+        """Raises BadRequest where they cannot be read."""
+        self._fields = fields
+        try:
+            self._read = {name: _decode(raw) for name, raw in fields.items() if name not in _UNREAD and bytes(raw)[:1] in b'"{['}
+            self._leaves = list(_leaves(self._read))
+            self._inside = [(_decoded(text) if place == _ARGUMENTS else None) for _, place, text in self._leaves]
+        except RecursionError:
+            raise BadRequest("The body is nested too deeply.") from None
+
+    def all(self) -> Iterator[str]:
+        """Each of them."""
+        for (_, _, text), inside in zip(self._leaves, self._inside, strict=True):
+            if inside is None:
+                yield text
+            else:
+                yield from _strings(inside)
+
+    def replace(self, told: Callable[[str], str]) -> bool:
+        """Puts `told` of each text in its place, where it can stand there. Whether that changed anything."""
+        changed = False
+        for (holder, place, text), inside in zip(self._leaves, self._inside, strict=True):
+            new = told(text) if inside is None else _arguments(text, inside, told)
+            if new != text and place not in _FIXED:
+                holder[place], changed = new, True
+        if changed:
+            self._fields.update({name: Raw(_encode(value)) for name, value in self._read.items() if value != _decode(self._fields[name])})
+        return changed
+
+
+def _leaves(value: Any) -> Iterator[Leaf]:
+    """Texts in the order in which they stand."""
+    waiting = [value]
+    while waiting:
+        holder = waiting.pop()
+        inside = []
+        for place, each in holder.items() if isinstance(holder, dict) else enumerate(holder):
+            if isinstance(each, str):
+                if each and not (place in _NO_TEXT and not _is_text(holder, place, each)):
+                    yield holder, place, each
+            elif isinstance(each, dict | list):
+                inside.append(each)
+        waiting += reversed(inside)
+
+
+def _is_text(holder: Any, place: str, text: str) -> bool:
+    """Whether what is usually none is one: it has several words, or is a document of plain text."""
+    if place == "data":
+        return bool(holder.get("type") == "text")
+    return " " in text and not text.startswith("data:")
+
+
+def _decoded(text: str) -> Any:
+    """The JSON in a string; None if it is none."""
+    try:
+        return _decode(text)
+    except ValueError:
+        return None
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for each in value:
+            yield from _strings(each)
+        if isinstance(value, dict):
+            for each in value.values():
+                yield from _strings(each)
+
+
+def _arguments(text: str, inside: Any, told: Callable[[str], str]) -> str:
+    new = _each(inside, told)
+    return text if new == inside else _encode(new).decode()
+
+
+def _each(value: Any, told: Callable[[str], str]) -> Any:
+    if isinstance(value, str):
+        return told(value)
+    if isinstance(value, list):
+        return [_each(one, told) for one in value]
+    return {told(name): _each(one, told) for name, one in value.items()} if isinstance(value, dict) else value
+
+
+# -- system prompts -----------------------------------------------------------------------------------------------------------------------
+
+
+def prompted(dialect: str, fields: dict[str, Any], prompts: Sequence[str]) -> bool:
+    """Puts system prompts first. Whether that changed anything. Raises BadRequest where they cannot stand."""
+    put = _PUT.get(dialect)
+    return put is not None and put(fields, prompts, BETWEEN.join(prompts))
+
+
+def _chat(fields: dict[str, Any], prompts: Sequence[str], joined: str) -> bool:
+    items = _decode_items(fields["messages"])
+    if items and _system_text(items[0]).startswith(joined):
+        return False
+    own = {"role": "system", "content": joined}
+    fields["messages"] = Raw(_encode([own, *_without(items, prompts, joined)]))
+    return True
+
+
+def _responses(fields: dict[str, Any], prompts: Sequence[str], joined: str) -> bool:
+    told = _decode(fields["instructions"]) if "instructions" in fields else None
+    told = told if isinstance(told, str) else ""
+    if told.startswith(joined):
+        return False
+    fields["instructions"] = Raw(_encode(joined if told.strip() in ("", *prompts) else joined + BETWEEN + told))
+    if bytes(fields.get("input", b"")).startswith(b"["):
+        items = [_decode(raw) for raw in _decode_list(fields["input"])]
+        if all(isinstance(item, dict) for item in items):
+            whole = _decode_items(fields["input"])
+            kept = _without(whole, prompts, joined)
+            if len(kept) < len(whole) and kept:
+                fields["input"] = Raw(_encode(kept))
+    return True
+
+
+def _messages(fields: dict[str, Any], prompts: Sequence[str], joined: str) -> bool:
+    system = fields.get("system", b"null")
+    blocks: list[Any] = []
+    if bytes(system)[:1] == b'"':
+        blocks = [{"type": "text", "text": _decode(system)}]
+    elif bytes(system)[:1] == b"[":
+        blocks = _decode_items(system)
+    texts = [_text_of(block) for block in blocks]
+    if texts and texts[0].startswith(joined):
+        return False
+    kept = [block for block, text in zip(blocks, texts, strict=True) if text.strip() not in (*prompts, joined)]
+    fields["system"] = Raw(_encode([{"type": "text", "text": joined}, *kept]))
+    return True
+
+
+def _completions(fields: dict[str, Any], _prompts: Sequence[str], joined: str) -> bool:
+    prompt = _decode(fields.get("prompt", b"null"))
+    if prompt is None:
+        prompt = ""
+    several = prompt if isinstance(prompt, list) else [prompt]
+    if not all(isinstance(each, str) for each in several):
+        raise BadRequest("A prompt of tokens is not served here: a system prompt has to stand before it.", "prompt", "content_policy")
+    new = [each if each.startswith(joined) else joined + BETWEEN + each if each else joined for each in several]
+    fields["prompt"] = Raw(_encode(new if isinstance(prompt, list) else new[0]))
+    return new != several
+
+
+_PUT: dict[str, Callable[[dict[str, Any], Sequence[str], str], bool]] = {
+    "openai_chat": _chat,
+    "openai_completions": _completions,
+    "openai_responses": _responses,
+    "anthropic_messages": _messages,
+}
+
+
+def _without(items: list[dict[str, Raw]], prompts: Sequence[str], joined: str) -> list[dict[str, Raw]]:
+    """Messages but for those of the system that say nothing else than a prompt."""
+    return [item for item in items if _system_text(item).strip() not in (*prompts, joined)]
+
+
+def _system_text(item: dict[str, Raw]) -> str:
+    """What a system message says; "" for any other."""
+    if bytes(item.get("role", b"")) not in (b'"system"', b'"developer"') or "content" not in item:
+        return ""
+    content = _decode(item["content"])
+    if isinstance(content, str):
+        return content
+    return "".join([_text_of(part) for part in content]) if isinstance(content, list) else ""
+
+
+def _text_of(part: Any) -> str:
+    """Of a part or block."""
+    text = part.get("text") if isinstance(part, dict) else None
+    if isinstance(text, Raw):
+        text = _decode(text)
+    return text if isinstance(text, str) else ""

@@ -1,0 +1,84 @@
+"""Parameters of requests by common names, and how each dialect calls them: what content rules force and put ceilings on.
+
+A parameter that a dialect does not have is left alone there. `max_output` is the cap, under whichever names a client gives it; `n` is the number of
+answers, under the names of vendors too. Changes only fields that are not as they must be, and says which.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+from sluicegate.dialects.openai_request import CAPS
+
+_COMMON = ("temperature", "top_p", "top_k", "presence_penalty", "frequency_penalty", "seed", "stop", "n", "max_output", "service_tier")
+_CHAT = (*_COMMON, "store", "parallel_tool_calls", "reasoning_effort", "top_logprobs")
+_RESPONSES = ("temperature", "top_p", "max_output", "service_tier", "store", "parallel_tool_calls", "reasoning_effort", "top_logprobs")
+_KNOWN = {  # by dialect
+    "openai_chat": frozenset(_CHAT),
+    "openai_completions": frozenset(_COMMON),
+    "openai_responses": frozenset(_RESPONSES),
+    "anthropic_messages": frozenset(("temperature", "top_p", "top_k", "stop", "max_output", "reasoning_effort")),
+}
+_NAMES = {  # where a dialect has a name of its own; of a field inside another, both
+    ("openai_responses", "max_output"): ("max_output_tokens",),
+    ("openai_responses", "reasoning_effort"): ("reasoning", "effort"),
+    ("anthropic_messages", "stop"): ("stop_sequences",),
+    ("anthropic_messages", "reasoning_effort"): ("output_config", "effort"),
+}
+_CAP = ("max_tokens",)
+_ANSWERS = ("n", "best_of", "n_cmpl")
+_UNLESS_SAID = {"temperature": 1.0, "top_p": 1.0}  # what providers take
+
+_decode = msgspec.json.Decoder().decode
+_encode = msgspec.json.Encoder().encode
+_decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
+
+
+def changed(dialect: str, fields: dict[str, Any], force: Mapping[str, Any], ceilings: Mapping[str, Any]) -> list[str]:
+    """Forces parameters, then lowers what is above its ceiling. The names of the fields that were not so before."""
+    known = _KNOWN.get(dialect, frozenset())
+    names: dict[str, None] = {}
+    for name, value in force.items():
+        if name in known:
+            limited = min(value, ceilings[name]) if name in ceilings else value
+            names.update(dict.fromkeys(_forced(dialect, fields, name, limited)))
+    for name, most in ceilings.items():
+        if name in known:
+            names.update(dict.fromkeys(_lowered(dialect, fields, name, most)))
+    return list(names)
+
+
+def _forced(dialect: str, fields: dict[str, Any], name: str, value: Any) -> list[str]:
+    path = _NAMES.get((dialect, name), _CAP if name == "max_output" else (name,))
+    others = [other for other in (CAPS if name == "max_output" else _ANSWERS if name == "n" else ()) if other != path[0] and other in fields]
+    for other in others:
+        del fields[other]
+    if len(path) == 1:
+        if _value(fields, path[0]) == (list(value) if isinstance(value, tuple) else value):
+            return others
+        fields[path[0]] = Raw(_encode(value))
+    else:
+        inside = fields.get(path[0], b"null")
+        members: dict[str, Any] = _decode_fields(inside) if bytes(inside)[:1] == b"{" else {}
+        if _value(members, path[1]) == value:
+            return others
+        fields[path[0]] = Raw(_encode(members | {path[1]: value}))
+    return [".".join(path), *others]
+
+
+def _lowered(dialect: str, fields: dict[str, Any], name: str, most: Any) -> list[str]:
+    own = _NAMES.get((dialect, name), _CAP if name == "max_output" else (name,))[0]
+    said = [(field, _value(fields, field)) for field in (CAPS if name == "max_output" else _ANSWERS if name == "n" else (own,))]
+    given = [(field, value) for field, value in said if isinstance(value, int | float) and not (name == "max_output" and not value)]
+    above = [field for field, value in given if value > most]
+    if not given and (name == "max_output" or _UNLESS_SAID.get(name, most) > most):
+        above = [own]
+    for field in above:
+        fields[field] = Raw(_encode(most))
+    return above
+
+
+def _value(fields: Mapping[str, Any], name: str) -> Any:
+    return _decode(fields[name]) if name in fields else None

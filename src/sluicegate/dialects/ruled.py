@@ -1,0 +1,231 @@
+"""An answer under content rules, on its way to the client: masked, ended where it must, with a disclaimer at its end.
+
+`Ruled` stands before whatever makes an attempt and reads its answer (form.py, between.py) and has the same names. What was metered stays as it is;
+only the bytes for the client change, and only where a rule changes them. A shaper for the client's dialect does that, event by event; a text that
+has to wait comes with a later event, at the latest with the one that ends it. Its state goes with each event as `after`, since a stream that is cut
+ends behind the last event that was covered: what came later was never said.
+
+Where a rule refuses what was said, an event of kind "refused" follows the last text before it.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+import msgspec
+from msgspec import Struct
+
+from sluicegate.core.speech import Mark, Speech
+from sluicegate.core.usage import Usage
+from sluicegate.dialects.between import Between
+from sluicegate.dialects.form import Answer, Event, Request, Target
+from sluicegate.dialects.openai_body import int_or, plainly
+from sluicegate.dialects.openai_responses_output import encoded
+from sluicegate.dialects.sse import RawEvent
+from sluicegate.dialects.sse import Reader as Lines
+
+_decode = msgspec.json.Decoder().decode
+
+# Fields that hold what a model wrote, wherever in an answer they stand; and those of them that hold JSON.
+TEXTS = frozenset(("content", "text", "reasoning", "reasoning_content", "refusal", "thinking", "summary", "transcript", "input", "code"))
+ARGUMENTS = frozenset(("arguments", "partial_json"))
+# They repeat output in pieces that nobody has searched.
+LOGPROBS = "logprobs"
+
+
+class Shaper(Protocol):
+    """How a client's dialect says an answer. One for each answer."""
+
+    speech: Speech
+
+    def body(self, answer: dict[str, Any]) -> bool: ...  # changes a whole answer; whether it did
+    def event(self, event: RawEvent) -> list[bytes]: ...  # what the client reads instead of an event
+    def mark(self) -> Any: ...
+    def back_to(self, mark: Any) -> None: ...
+
+
+class _After(Struct, frozen=True, gc=False):
+    """The state after an event: of the stream itself, of its texts, and of the shaper."""
+
+    inner: Any
+    speech: Mark
+    shaper: Any
+
+
+class Reader:
+    """A stream as its client may read it."""
+
+    def __init__(self, reader: Any, shaper: Shaper) -> None:
+        self._reader = reader
+        self._shaper = shaper
+        self._over = False
+
+    @property
+    def head(self) -> Any:
+        return self._reader.head
+
+    @property
+    def ending(self) -> bytes:
+        """What is left to be said, and the end that the upstream has left out."""
+        ending: bytes = self._reader.ending
+        return b"".join(self.shaped(ending)) if ending else b""
+
+    def feed(self, data: bytes) -> list[Event]:
+        """The events that `data` completes."""
+        return self._all(self._reader.feed(data))
+
+    def end(self) -> list[Event]:
+        """What is left at the end of the answer."""
+        return self._all(self._reader.end())
+
+    def last(self, charged: Usage) -> bytes:
+        """The last bytes of an answer that is translated."""
+        return b"".join(self.shaped(self._reader.last(charged)))
+
+    def shaped(self, raw: bytes) -> list[bytes]:
+        """Bytes for the client, in events."""
+        lines = Lines()
+        return [piece for event in (*lines.feed(raw), *lines.end()) for piece in self._shaper.event(event)]
+
+    def truncated(self, after: _After, raw: bytes) -> bytes:
+        """The bytes that end an answer behind the event that left this state."""
+        self._shaper.speech.back_to(after.speech)
+        self._shaper.back_to(after.shaper)
+        return b"".join(self.shaped(raw))
+
+    def _all(self, events: list[Event]) -> list[Event]:
+        speech, shaper, out = self._shaper.speech, self._shaper, list[Event]()
+        refused = False
+        for event in events:
+            if self._over:  # metered all the same
+                out.append(Event(b"", "chunk", event.deltas, usage=event.usage))
+                continue
+            if event.kind in ("chunk", "other", "done") and event.raw:
+                pieces = self.shaped(event.raw)
+                event.raw = pieces[-1] if pieces else b""
+                if len(pieces) > 1:
+                    out.append(Event(b"".join(pieces[:-1]), "other"))
+                self._over = refused = bool(speech.refused)
+                if refused:
+                    event.kind, event.finishes = "chunk", []
+            event.after = _After(event.after, speech.mark(), shaper.mark())
+            out.append(event)
+        if refused:
+            out.append(Event(b"", "refused"))
+        return out
+
+
+class Ruled:
+    """One attempt whose answer is under rules. `refused`: the rule that a whole answer has broken, or a stream."""
+
+    def __init__(self, inner: Any, shaper: Callable[[], Shaper], request: Request) -> None:
+        self._inner = inner
+        self._new_shaper = shaper
+        self._streams = request.stream
+        self._shaper: Shaper | None = None
+        self._reader: Reader | None = None
+
+    @property
+    def left_out(self) -> list[str]:
+        """Fields of the request that the provider's dialect has no place for."""
+        return self._inner.left_out if isinstance(self._inner, Between) else []
+
+    @property
+    def refused(self) -> str:
+        return self._shaper.speech.refused if self._shaper is not None else ""
+
+    def write_request(self, request: Request, target: Target) -> bytes:
+        """Raises Inexpressible, BadRequest."""
+        written: bytes = self._inner.write_request(request, target)
+        return written
+
+    def read_answer(self, body: bytes) -> Answer:
+        """As it is metered; `body` is what the client gets."""
+        answer: Answer = self._inner.read_answer(body)
+        if answer.readable and answer.failure is None and not self._streams:
+            self._shaper = self._new_shaper()
+            told = decoded(answer.body or body)
+            if isinstance(told, dict) and self._shaper.body(told):
+                answer.body = encoded(told)
+        return answer
+
+    def streamed(self, body: bytes) -> bytes:
+        """Not under rules yet: the stream reader's is."""
+        streamed: bytes = self._inner.streamed(body)
+        return streamed
+
+    def StreamReader(self) -> Reader:
+        self._shaper = self._new_shaper()
+        self._reader = Reader(self._inner.StreamReader(), self._shaper)
+        return self._reader
+
+    def write_event(self, event: Event, hide_usage: bool) -> bytes:
+        written: bytes = self._inner.write_event(event, hide_usage)
+        return written
+
+    def write_truncation(self, head: Any, after: _After | None, choices: Iterable[int], reason: str, usage: Usage | None) -> bytes:
+        """What was covered and had to wait is said before the end."""
+        written: bytes = self._inner.write_truncation(head, after.inner if after is not None else None, choices, reason, usage)
+        return self._reader.truncated(after, written) if self._reader is not None and after is not None else written
+
+
+# -- for shapers --------------------------------------------------------------------------------------------------------------------------
+
+
+def decoded(data: bytes) -> Any:
+    """JSON as plain values; None if it is none."""
+    try:
+        return _decode(data)
+    except (ValueError, RecursionError):
+        return plainly(data)
+
+
+def written(event: RawEvent, data: Any) -> bytes:
+    """An event with other data."""
+    return (b"event: %b\n" % event.event.encode() if event.event else b"") + b"data: %b\n\n" % encoded(data)
+
+
+def whole(speech: Speech, value: Any) -> bool:
+    """Masks every text in an object or a list. Whether that changed anything."""
+    changed = False
+    for key, each in _members(value):
+        if isinstance(each, str):
+            told = speech.whole(each) if key in TEXTS else speech.whole_arguments(each) if key in ARGUMENTS else each
+            if told != each:
+                value[key], changed = told, True
+        elif key == LOGPROBS and each and speech.acts:
+            value[key], changed = [] if isinstance(each, list) else None, True
+        elif key == "input" and isinstance(each, dict):  # of a call
+            told = speech.strings(each)
+            if told != each:
+                value[key], changed = told, True
+        elif isinstance(each, dict | list):
+            changed |= whole(speech, each)
+    return changed
+
+
+def _members(value: Any) -> list[tuple[Any, Any]]:
+    return list(value.items()) if isinstance(value, dict) else list(enumerate(value)) if isinstance(value, list) else []
+
+
+def pieces(speech: Speech, value: dict[str, Any], channel: tuple[str | int, ...], last: bool) -> bool:
+    """The same for an object whose texts go on, unless it is the last."""
+    changed = False
+    for key, each in list(value.items()):
+        here = (*channel, key)
+        if isinstance(each, str):
+            told = each
+            if key in TEXTS:
+                told = speech.say(here, each, last=last)
+            elif key in ARGUMENTS:
+                told = speech.argue(here, each, last=last)
+            if told != each:
+                value[key], changed = told, True
+        elif key == LOGPROBS and each and speech.acts:
+            value[key], changed = None, True
+        elif isinstance(each, dict):
+            changed |= pieces(speech, each, here, last)
+        elif isinstance(each, list):
+            for place, one in enumerate(each):
+                if isinstance(one, dict):
+                    changed |= pieces(speech, one, (*here, int_or(one.get("index"), place)), last)
+    return changed

@@ -1,0 +1,131 @@
+"""Answers of OpenAI's chats and completions under content rules (ruled.py).
+
+What has to wait at the end of a choice comes in a chunk of its own before the one with the finish reason, or in that one if it has text itself; so
+does the disclaimer. It stands behind the text of each choice that says something and calls no tool: an answer that calls one goes on.
+"""
+
+from typing import Any
+
+from sluicegate.core.content_rules import BETWEEN
+from sluicegate.core.speech import Channel, Speech
+from sluicegate.dialects.openai_body import int_or
+from sluicegate.dialects.openai_responses_output import encoded
+from sluicegate.dialects.ruled import decoded, pieces, whole, written
+from sluicegate.dialects.sse import RawEvent
+
+_CALLS = ("tool_calls", "function_call")
+_SAID = ("content", "text")  # where the client reads the answer itself
+
+
+class Shaper:
+    """One answer."""
+
+    def __init__(self, speech: Speech, disclaimer: str) -> None:
+        self.speech = speech
+        self._disclaimer = disclaimer
+        self._head: dict[str, Any] = {}
+        self._tails: dict[int, str] = {}  # the ends of what was said, by choice; without any, nothing was said
+        self._done: frozenset[int] = frozenset()  # choices that have ended or have called a tool
+
+    def mark(self) -> Any:
+        return dict(self._tails), self._done
+
+    def back_to(self, mark: Any) -> None:
+        self._tails, self._done = dict(mark[0]), mark[1]
+
+    # -- in one piece ---------------------------------------------------------------------------------------------------------------------
+
+    def body(self, answer: dict[str, Any]) -> bool:
+        """Masks it and adds the disclaimer."""
+        choices = answer.get("choices")
+        changed = whole(self.speech, choices)
+        for choice in choices if self._disclaimer and isinstance(choices, list) else ():
+            if isinstance(choice, dict):
+                message = choice.get("message")
+                changed |= self._disclaim(message if isinstance(message, dict) else choice)
+        return changed
+
+    def _disclaim(self, said: dict[str, Any]) -> bool:
+        field = next((name for name in _SAID if said.get(name)), "")
+        text = said.get(field)
+        if isinstance(text, list) and isinstance(text[-1], dict) and isinstance(text[-1].get("text"), str):
+            said, field, text = text[-1], "text", text[-1]["text"]
+        if not isinstance(text, str) or any(said.get(name) for name in _CALLS) or text.rstrip().endswith(self._disclaimer):
+            return False
+        said[field] = text + BETWEEN + self._disclaimer
+        return True
+
+    # -- streamed -------------------------------------------------------------------------------------------------------------------------
+
+    def event(self, event: RawEvent) -> list[bytes]:
+        """What the client reads instead of an event."""
+        if event.kind != "event":
+            return [event.raw]
+        if event.data.strip() == b"[DONE]":
+            return [*self._chunks(None), event.raw]
+        chunk = decoded(event.data)
+        choices = chunk.get("choices") if isinstance(chunk, dict) else None
+        if not isinstance(choices, list) or not choices:
+            return [event.raw]
+        self._head = {name: value for name, value in chunk.items() if name not in ("choices", "usage")}
+        before: list[bytes] = []
+        changed = False
+        for place, choice in enumerate(choices):
+            if isinstance(choice, dict):
+                changed |= self._choice(int_or(choice.get("index"), place), choice, before)
+        return [*before, written(event, chunk) if changed else event.raw]
+
+    def _choice(self, index: int, choice: dict[str, Any], before: list[bytes]) -> bool:
+        """One choice in a chunk. Whether it was changed."""
+        last = bool(choice.get("finish_reason"))
+        delta = choice.get("delta")
+        said = delta if isinstance(delta, dict) else choice
+        spoken = any(isinstance(said.get(name), str) and said[name] for name in _SAID) or isinstance(said.get("content"), list)
+        if any(said.get(name) for name in _CALLS):
+            self._done |= {index}
+        changed = pieces(self.speech, choice, (index,), last)
+        if spoken or index in self._tails:
+            text = "".join([said[name] for name in _SAID if isinstance(said.get(name), str)])
+            self._tails[index] = (self._tails.get(index, "") + text)[-len(self._disclaimer) - 40 :]
+        if not last:
+            return changed
+        before += self._chunks(index, disclaimed=not spoken)
+        if spoken and self._due(index):
+            field = next((name for name in _SAID if isinstance(said.get(name), str)), "")
+            if field:
+                said[field], changed = said[field] + BETWEEN + self._disclaimer, True
+        self._done |= {index}
+        return changed
+
+    def _due(self, index: int) -> bool:
+        """Whether the disclaimer belongs at the end of a choice."""
+        return (
+            bool(self._disclaimer)
+            and index in self._tails
+            and index not in self._done
+            and not self.speech.refused
+            and not self._tails[index].rstrip().endswith(self._disclaimer)
+        )
+
+    def _chunks(self, index: int | None, disclaimed: bool = True) -> list[bytes]:
+        """Chunks with what is left of the texts of a choice, or of all, and the disclaimer. None: the stream ends."""
+        out = []
+        for channel in self.speech.open:
+            if index in (None, channel[0]) and (rest := self.speech.end(channel)):
+                out.append(self._chunk(channel, rest))
+                if channel[-1] in _SAID and isinstance(choice := channel[0], int) and choice in self._tails:
+                    self._tails[choice] = (self._tails[choice] + rest)[-len(self._disclaimer) - 40 :]
+        for choice in [index] if index is not None else list(self._tails):
+            if disclaimed and self._due(choice):
+                field: Channel = ("text",) if self._head.get("object") == "text_completion" else ("delta", "content")
+                out.append(self._chunk((choice, *field), BETWEEN + self._disclaimer))
+                self._done |= {choice}
+        return out
+
+    def _chunk(self, channel: Channel, text: str) -> bytes:
+        """A chunk with one text."""
+        inside: Any = text
+        for step in reversed(channel[1:]):
+            inside = {step: inside} if isinstance(step, str) else [{"index": step, **inside}]
+        choice = {"index": channel[0], **inside, "logprobs": None, "finish_reason": None}
+        return b"data: %b\n\n" % encoded(self._head | {"choices": [choice]})

@@ -1,0 +1,105 @@
+"""Content rules on the path of a request (docs/content-rules.md): what they make of it before it is sent anywhere, and what they put over its answer.
+
+`ask` comes after the plan and before everything else, so the hold, the cache and the provider see the request as the rules have made it: its body is
+changed and read once more by the reader that has read it first. `over` stands between the client and whatever reads the answer; what an upstream has
+produced is metered and charged as it was.
+"""
+
+from collections.abc import Callable
+
+import msgspec
+
+from sluicegate import reject, telling
+from sluicegate.core.content_rules import ContentRules
+from sluicegate.core.estimate import Learned
+from sluicegate.core.phrases import START, Phrases
+from sluicegate.core.plan import Plan
+from sluicegate.core.speech import Speech
+from sluicegate.dialects import parameters, ruled_chat, ruled_messages, ruled_responses
+from sluicegate.dialects.asking import Texts, prompted
+from sluicegate.dialects.form import Request
+from sluicegate.dialects.ruled import Ruled, Shaper
+from sluicegate.trip import Attempt, Trip, Via
+
+_SHAPERS: dict[str, Callable[[Speech, str], Shaper]] = {  # by the client's dialect
+    "openai_chat": ruled_chat.Shaper,
+    "openai_completions": ruled_chat.Shaper,
+    "openai_responses": ruled_responses.Shaper,
+    "anthropic_messages": ruled_messages.Shaper,
+}
+_SHAPES = {"openai_chat": "response_format", "openai_responses": "text", "anthropic_messages": "output_config"}  # where an answer is asked to be JSON
+
+_encode = msgspec.json.Encoder().encode
+
+
+def ask(trip: Trip, plan: Plan, rules: ContentRules, request: Request, size: int, learned: Learned) -> Request:
+    """Applies the rules to a request: what goes on. size: of its body. Raises Reject, BadRequest."""
+    trip.acted = set()
+    _check_size(plan, rules, request, size, learned, trip)
+    fields = dict(request.fields)
+    changed = rules.banned_in is not None and _search(trip, rules.banned_in, request, fields)
+    if rules.prompts:
+        changed |= prompted(trip.dialect.NAME, fields, rules.prompts)
+    if rules.force or rules.ceilings:
+        trip.changed = parameters.changed(trip.dialect.NAME, fields, rules.force, rules.ceilings)
+    if not changed and not trip.changed:
+        return request
+    ruled = trip.dialect.read_request(_encode(fields))
+    if trip.include:
+        telling.prepare(ruled, trip.dialect.NAME, trip.include)
+    return ruled
+
+
+def _check_size(plan: Plan, rules: ContentRules, request: Request, size: int, learned: Learned, trip: Trip) -> None:
+    if rules.max_input_bytes and size > rules.max_input_bytes:
+        raise reject.input_too_large("max_input", size, rules.max_input_bytes)
+    most = rules.max_input_tokens
+    if most and (size > most or request.images or request.unbounded):  # no token is less than a byte
+        figures = learned.figures(request, plan.model, plan.model.deployments[0], plan.key, trip.policy.budget)
+        tokens = figures.input_bound if request.unbounded else figures.input_estimate
+        if tokens > most:
+            raise reject.input_too_large("max_input_tokens", tokens, most)
+
+
+def _search(trip: Trip, banned: Phrases, request: Request, fields: dict[str, msgspec.Raw]) -> bool:
+    """Looks for what is banned. Whether something was masked."""
+    if request.tokens:
+        raise reject.tokens_unsearchable()
+    texts = Texts(fields)
+    if not banned.anywhere(texts.all()):
+        return False
+    refused: list[str] = []
+
+    def told(text: str) -> str:
+        passed = banned.read(START, text, end=True)
+        trip.acted.update([banned.phrases[index].name for index in passed.found])
+        if passed.refused >= 0:
+            refused.append(banned.phrases[passed.refused].name)
+            return text
+        return passed.text
+
+    changed = texts.replace(told)
+    if refused:
+        raise reject.content_policy(refused[0], "input")
+    return changed
+
+
+def over(trip: Trip, rules: ContentRules, via: Via, request: Request) -> Via:
+    """An attempt whose answer is under rules."""
+    new = _SHAPERS.get(trip.dialect.NAME)
+    if new is None:  # of embeddings, which say nothing
+        return via
+    disclaimer = "" if _is_shaped(trip.dialect.NAME, request) else rules.disclaimer
+    return Ruled(via, lambda: new(Speech(rules, trip.acted), disclaimer), request)
+
+
+def refuse(attempt: Attempt) -> None:
+    """Raises Reject where a rule refuses the answer."""
+    if isinstance(attempt.via, Ruled) and attempt.via.refused:
+        raise reject.content_policy(attempt.via.refused, "output")
+
+
+def _is_shaped(dialect: str, request: Request) -> bool:
+    """The answer is asked to be JSON, which a disclaimer would break."""
+    name = _SHAPES.get(dialect, "")
+    return b"json" in bytes(request.fields.get(name, b"")) or "output_format" in request.fields
