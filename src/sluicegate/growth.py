@@ -18,7 +18,7 @@ PATIENCE_S = 0.05  # with a ledger that does not answer, once the grant is at it
 PACE_S = 0.1  # over which a stream's pace is taken
 SILENCE_S = 0.25  # after which an upstream is taken to go on producing what does not arrive
 PACE_FIRST_S = 0.01  # the first estimate; until then all that was seen is taken to have come within it
-Why = Literal["", "budget", "ledger"]
+Why = Literal["", "budget", "ledger", "policy"]
 
 
 class Pace:

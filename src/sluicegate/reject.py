@@ -4,7 +4,7 @@ A `Reject` is a value that travels as an exception up to `gateway.serve`, which 
 """
 
 from math import ceil
-from typing import Any
+from typing import Any, Literal
 
 from sluicegate.core.classify import Kind, Outcome
 from sluicegate.core.hosted import Hosted
@@ -173,6 +173,26 @@ def ledger_recovering() -> Reject:
     """503: what the ledger knows of this caller's limits was lost or is in doubt, and is made good just now."""
     text = "The budget ledger is recovering what was used; try again shortly."
     return Reject(503, "server_error", "ledger_recovering", text, headers=((b"retry-after", b"1"),))
+
+
+def content_policy(rule: str, on: Literal["input", "output"]) -> Reject:
+    """400: a content rule of the operator's; what was found is not quoted."""
+    what = "request" if on == "input" else "answer"
+    text = f"The {what} is refused by the content rule {rule!r}."
+    return Reject(400, "invalid_request_error", "content_policy", text, None, no_retry(), {"rule": rule, "on": on})
+
+
+def tokens_unsearchable() -> Reject:
+    """400: what is given as tokens cannot be searched for what is banned."""
+    text = "A prompt of tokens is not served here: content rules read texts alone."
+    return Reject(400, "invalid_request_error", "content_policy", text, "prompt", no_retry())
+
+
+def input_too_large(what: str, size: int, most: int) -> Reject:
+    """413 for bytes, 400 for tokens: more than the operator allows. what: the rule."""
+    unit, status = ("bytes", 413) if what == "max_input" else ("input tokens", 400)
+    text = f"The request has {size} {unit}; {most} are the most that may be sent here ({what})."
+    return Reject(status, "invalid_request_error", "input_too_large", text, None, no_retry(), {"rule": what, "most": most})
 
 
 def internal() -> Reject:

@@ -20,7 +20,7 @@ IMPURE = {
     *("socket", "socketserver", "ssl", "http", "urllib", "sqlite3", "dbm", "os", "io", "pathlib", "tempfile", "shutil", "fcntl", "mmap"),
     *("time", "random", "secrets", "uuid", "logging"),
 }
-PURE_PACKAGES = {"msgspec", "bpe_openai"}
+PURE_PACKAGES = {"msgspec", "bpe_openai", "re2"}
 
 # Which of our own parts each part may import, beside itself. Only app and cli see everything.
 MAY_IMPORT = {

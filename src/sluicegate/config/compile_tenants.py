@@ -4,10 +4,11 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from sluicegate.config import schema
+from sluicegate.config import compile_rules, schema
 from sluicegate.config.compiling import NAME, Compiling, did_you_mean
 from sluicegate.config.fields import Path, Problem, show_path
 from sluicegate.config.schema import Config
+from sluicegate.core.content_rules import ContentRules
 from sluicegate.core.counters import group
 from sluicegate.core.limits import Limit, Priority
 from sluicegate.core.tenants import Counter, Key, Scope, ScopeKind
@@ -25,11 +26,12 @@ class Above(msgspec.Struct, frozen=True):
     allowed: frozenset[str] | None  # models; None: every one
     priority: Priority | None
     depth: int  # 0: nothing but the global limits is above
+    rules: ContentRules | None = None
 
 
 def below_key(key: Key) -> Above:
     """What a key's own keys inherit: its limits bind them too."""
-    return Above(key.tree, key.path, key.counters, key.models, key.priority, len(_KINDS))
+    return Above(key.tree, key.path, key.counters, key.models, key.priority, len(_KINDS), key.rules)
 
 
 class TenantTree(Compiling):
@@ -41,6 +43,7 @@ class TenantTree(Compiling):
         self.read: dict[bytes, Key] = {}  # by the digest of the secret
         self.at: dict[str, Above] = {}  # what is inherited below each tenant, by its id
         self.digest_paths: dict[bytes, Path] = {}
+        self.rules = compile_rules.compiled(None, config.rules, GLOBAL, ("rules",), self.problem)
 
     def keys(self) -> dict[bytes, Key]:
         """All keys, as far as what is written of them can be used."""
@@ -51,10 +54,10 @@ class TenantTree(Compiling):
 
     def organization(self, name: str, tenant: schema.Tenant) -> None:
         if not self.global_limits:
-            self.tenant(name, tenant, ("tenants", name), Above(name, (), (), None, None, 0))
+            self.tenant(name, tenant, ("tenants", name), Above(name, (), (), None, None, 0, self.rules))
             return
         everyone = Scope(GLOBAL, "global", GLOBAL)
-        above = Above(GLOBAL, (everyone,), group(GLOBAL, everyone, self.global_limits), None, None, 0)
+        above = Above(GLOBAL, (everyone,), group(GLOBAL, everyone, self.global_limits), None, None, 0, self.rules)
         self.tenant(name, tenant, ("tenants", name), above)
 
     def tenant(self, name: str, tenant: schema.Tenant, where: Path, above: Above) -> None:
@@ -73,6 +76,7 @@ class TenantTree(Compiling):
             self.allowed(above.allowed, tenant.models, (*where, "models")),
             tenant.priority or above.priority,
             above.depth + 1,
+            compile_rules.compiled(above.rules, tenant.rules, scope.id, (*where, "rules"), self.problem),
         )
         self.at[scope.id] = here
         names: set[str] = set()
@@ -108,6 +112,7 @@ class TenantTree(Compiling):
             counters=above.counters + self.counters(above.tree, scope, key.limits, (*where, "limits")),
             priority=key.priority or above.priority,
             may_create_sub_keys=key.may_create_sub_keys,
+            rules=compile_rules.compiled(above.rules, key.rules, scope.id, (*where, "rules"), self.problem),
         )
 
     def counters(self, tree: str, scope: Scope, written: Sequence[Limit | None], path: Path) -> tuple[Counter, ...]:

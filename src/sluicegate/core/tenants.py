@@ -7,6 +7,7 @@ from typing import Literal
 
 import msgspec
 
+from sluicegate.core.content_rules import ContentRules
 from sluicegate.core.limits import Limit, Priority, Unit
 from sluicegate.core.prices import Origin, Price
 from sluicegate.core.usage import CostSource
@@ -177,6 +178,7 @@ class Key(msgspec.Struct, frozen=True):
     counters: tuple[Counter, ...]
     priority: Priority | None = None  # None: nothing is reserved from it, and it waits like normal
     may_create_sub_keys: bool = False  # whoever has it may make keys below it
+    rules: ContentRules | None = None  # on the content of requests and answers; None: there are none
 
 
 class Budget(msgspec.Struct, frozen=True):

@@ -103,7 +103,8 @@ class Event(msgspec.Struct, gc=False):
     """One event of a stream. `raw` is exactly what came, blank line included."""
 
     raw: bytes
-    kind: Literal["chunk", "comment", "done", "error", "bad", "other"]  # bad: not readable; other: unknown event, passes
+    # bad: not readable; other: unknown event, passes; refused: by a content rule (ruled.py)
+    kind: Literal["chunk", "comment", "done", "error", "bad", "other", "refused"]
     deltas: list[Delta] = []
     finishes: list[tuple[int, str]] = []  # (choice, finish reason)
     usage: Usage | None = None
