@@ -31,6 +31,10 @@ from sluicegate.config.fields import (
     Whole,
     sendable,
 )
+from sluicegate.config.schema_cache import Cache, ModelCache
+from sluicegate.config.schema_rules import Rules
+from sluicegate.config.schema_log import Log
+from sluicegate.config.schema_tracing import Tracing
 from sluicegate.config.section import Section
 from sluicegate.core.limits import Priority
 
@@ -172,12 +176,6 @@ class Budget(Section):
     queue: Queue = Queue()
 
 
-class Log(Section):
-    """`log:`"""
-
-    access: Literal["text", "json", "off"] = "text"
-
-
 # -- providers and models -----------------------------------------------------------------------------------------------------------------
 
 
@@ -304,6 +302,7 @@ class Model(Section):
     sticky: Sticky = ""
     fallback_on: list[Literal["rate_limit", "server_error", "timeout", "connection", "malformed", "account"]] | None = None
     context_fallback: str | None = None
+    cache: ModelCache = ModelCache()
 
 
 # -- tenants ------------------------------------------------------------------------------------------------------------------------------
@@ -319,6 +318,7 @@ class Key(Section):
     models: list[str] | None = None
     priority: Priority | None = None
     may_create_sub_keys: OnOff = False
+    rules: Rules = Rules()
     _plain: bool = PrivateAttr(default=False)
     _digest: bytes = PrivateAttr(default=b"")
 
@@ -348,6 +348,7 @@ class Tenant(Section):
     limits: Limits = []
     models: list[str] | None = None
     priority: Priority | None = None
+    rules: Rules = Rules()
     keys: list[Key] = []
     children: dict[str, "Tenant"] = {}
 
@@ -394,4 +395,7 @@ class Config(Section):
     resilience: Resilience = Resilience()
     prices: Prices = Prices()
     log: Log = Log()
+    cache: Cache = Cache()
+    tracing: Tracing | None = None
+    rules: Rules = Rules()
     webhooks: list[Webhook] = []
