@@ -64,6 +64,7 @@ from sluicegate.records.store import Records
 from sluicegate.recovery import OtherRecords, Recovery
 from sluicegate.reloading import Reloading
 from sluicegate.surface import Surface
+from sluicegate.tracing import Tracing
 from sluicegate.upkeep import Upkeep
 
 LEDGER_AWAY_S = 10.0  # not ready after this long without the ledger or a tree's state, under `on_ledger_failure: refuse`
@@ -148,7 +149,8 @@ class Worker:
         )
         self._upkeep = self._keep_up()
         self._upkeep.charged = self._expiries.charged
-        self.metrics.journal = lambda: (self._outbox.backlog, self._journal.dropped)
+        self.tracing = Tracing(self.gateway, loaded)
+        self.metrics.journal, self.metrics.spans = lambda: (self._outbox.backlog, self._journal.dropped), self.tracing.counts
         self._siblings = Siblings(Path(config.journal), self.metrics)
         self._boot = boot
         self.bus = Bus(channel_of(config.ledger, config.ledger_timeout_ms), boot, self.ledger.now_ms)
@@ -176,6 +178,7 @@ class Worker:
         """What else goes by the configuration."""
         self._loaded, self._config = loaded, loaded.config
         self.announcements.apply(loaded.policy)
+        self.tracing.apply(loaded)
         if self.server is not None:
             _let_go(self.server, loaded)
         if _log_form(loaded) != _log_form(before):
@@ -307,14 +310,10 @@ class Worker:
             with contextlib.suppress(RecordsUnavailable):
                 await self.recovery.leave()
             await self._siblings.stop()
-            await self.announcements.close()
-            await self.bus.close()
-            await self.directory.store.close()
-            await self._pools.close()
-            await self.ledger.close()
-            await self._idempotency.close()
-            await self.asking.close()
-            await self.records.close()
+            await self.tracing.stop()
+            aside: tuple[Any, ...] = (self.announcements, self.bus, self.directory.store, self._pools)
+            for part in (*aside, self.ledger, self._idempotency, self.asking, self.records):
+                await part.close()
         finally:
             self._journal.close()
 

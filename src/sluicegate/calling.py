@@ -64,8 +64,12 @@ class Calls:
         target = _target(trip, attempt)
         body = attempt.via.write_request(request, target)
         attempt.left_out = target.left_out
-        headers = forwarded(provider, trip.exchange.headers)
-        call = self._pools.of(provider).begin(b"POST", path, headers, body, trip.timeouts, trip.ends_at)
+        pool, theirs, trace = self._pools.of(provider), trip.exchange.headers, trip.trace
+        if trace is None:
+            call = pool.begin(b"POST", path, forwarded(provider, theirs), body, trip.timeouts, trip.ends_at)
+        else:
+            lines = trace.outgoing(attempt)
+            call = pool.begin(b"POST", path, forwarded(provider, trace.headers), body, trip.timeouts, trip.ends_at, lines)
         call.unspoken = request.stream
         if self.disturb is not None:
             call = self.disturb(call, deployment.id)
@@ -170,7 +174,10 @@ class Calls:
 
         def extend(need: int, want: int, seen: int) -> "asyncio.Future[Reply]":
             assert held.refset is not None
-            return self._ledger.extend(Extension(held.hold_id, held.refset, need, want, seen, budget.hold_ttl_ms))
+            asked = self._ledger.extend(Extension(held.hold_id, held.refset, need, want, seen, budget.hold_ttl_ms))
+            if trip.trace is not None:
+                trip.trace.extending(asked, want, self._clock)
+            return asked
 
         return Growth(extend, attempt.granted, attempt.figures.want, pace, run_on, self._clock)
 

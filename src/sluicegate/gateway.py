@@ -38,6 +38,7 @@ from sluicegate.records.rows import RecordsUnavailable
 from sluicegate.reject import Reject
 from sluicegate.relay import Relay
 from sluicegate.standings import Standings
+from sluicegate.traces import Traces
 from sluicegate.trip import Attempt, Dialect, Trip
 
 NOTHING: frozenset[str] = frozenset()
@@ -85,12 +86,14 @@ class Gateway:
         self._sleep = sleep
         self._random = random
         self.standings = Standings(policy, clock, random)
+        self.traces: Traces | None = None  # None: requests are not traced
 
     # -- the itinerary --------------------------------------------------------------------------------------------------------------------
 
     async def serve(self, exchange: Exchange, dialect: Dialect) -> None:
         """One request of a client, from its headers to the last byte of the answer."""
         trip = Trip(self._new_id(), exchange, dialect, self.policy, self._time_ms())
+        trip.trace = self.traces.begin(exchange) if self.traces is not None else None
         self.trips.add(trip)
         try:
             trip.key = self.credentials.known(exchange.headers) or await self.who(exchange)
@@ -150,6 +153,8 @@ class Gateway:
             self.holding.note(trip, record)
         for observe in self._observers:
             observe(record)
+        if trip.trace is not None:
+            trip.trace.end(trip, record, self._clock())
 
     async def who(self, exchange: Exchange) -> Key:
         """Who asks. Raises Reject."""
@@ -246,7 +251,8 @@ class Gateway:
         while True:
             trip.tries += 1
             try:
-                attempt = await self.holding.take(trip, trip.tries, deployment, plan, request)
+                taking = self.holding.take(trip, trip.tries, deployment, plan, request)
+                attempt = await (taking if trip.trace is None else trip.trace.through("admit", taking, self._clock, deployment=deployment.id))
                 outcome = await self.calls.call(trip, attempt, request)
             except Reject as refused:
                 return refused

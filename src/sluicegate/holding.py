@@ -252,7 +252,10 @@ class Holding:
             self.waiting.dissolve(place)
         self.waiting.leave(place)
         trip.exchange.on_gone = None
-        waited_s = self._clock() - place.since
+        now = self._clock()
+        waited_s = now - place.since
+        if trip.trace is not None:
+            trip.trace.step("queue", place.since, now, outcome=_ended(error))
         trip.waited_s += waited_s
         trip.waited(waited_s)
         self._notices.waited(_ended(error), int(waited_s * 1e6))
@@ -305,6 +308,8 @@ class Holding:
 
         last: the request has ended; its record goes along.
         """
+        trace = trip.trace
+        since_s = self._clock() if trace is not None else 0.0
         charge = attempt.charge = attempt.settled_at(trip.policy)
         if charge.cost_source == "provider":
             self._compare(attempt, charge)
@@ -316,6 +321,8 @@ class Holding:
         if attempt.at_deployment is not None:
             self._end(attempt.at_deployment, charge, int(attempt.written))
         trip.standing = None
+        if trace is not None:
+            trace.step("settle", since_s, self._clock(), cost_usd=charge.cost_nano_usd / 1e9, source=charge.source)
         return record
 
     def _compare(self, attempt: Attempt, charge: Charge) -> None:

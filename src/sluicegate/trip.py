@@ -26,6 +26,7 @@ from sluicegate.dialects.form import Answer, Event, Request, Target
 from sluicegate.http.exchange import Exchange
 from sluicegate.http.upstream import Call
 from sluicegate.lasting import Taken
+from sluicegate.observe.tracing import Trace
 from sluicegate.reject import Reject
 from sluicegate.relay import Reader, Relay
 
@@ -224,7 +225,7 @@ class Trip:
     __slots__ = (
         *("answered", "attempts", "client_gone", "cost_nano_usd", "counted", "dialect", "exchange", "first_byte_s", "idle_s", "input_tokens", "key"),
         *("output_tokens", "order", "plan", "policy", "rejected", "refset", "reply", "request", "request_id", "shadowed", "source"),
-        *("cost_source", "include", "replay", "standing", "status", "taken"),
+        *("cost_source", "include", "replay", "standing", "status", "taken", "trace"),
         *("ends_at", "hurried", "time_ms", "timeouts", "tries", "upstream_s", "waited_s", "written"),
     )
 
@@ -263,6 +264,7 @@ class Trip:
         self.include = NO_WORDS  # what the client wants to be told in the answer (telling.py)
         self.taken: Taken | None = None  # its idempotency key
         self.replay: Kept | None = None  # what the first request with that key was answered
+        self.trace: Trace | None = None  # None: it is not traced
 
     def limit(self, timeouts: Timeouts) -> None:
         """How long it may take, from its headers on: what its model allows, or less if the client says so."""
@@ -314,6 +316,8 @@ class Trip:
         if self.idle_s:
             attempt.wait_us, self.idle_s = int(self.idle_s * 1e6), 0.0
         self.attempts.append(attempt)
+        if self.trace is not None:
+            self.trace.called(started, now)
 
     def waited(self, pause_s: float) -> None:
         """Notes time in which no upstream was asked: no overhead of ours."""
@@ -388,4 +392,7 @@ class Trip:
             "replay" if self.replay is not None else "",
             self.cost_source,
             labels.tags(tags) if tags is not None else "",
+            0,
+            "",
+            self.trace.id if self.trace is not None else "",
         )

@@ -4,6 +4,7 @@ All problems are collected and raised together as one ConfigError; a policy is o
 """
 
 from collections.abc import Mapping
+from importlib.util import find_spec
 from types import MappingProxyType
 
 from sluicegate.config import schema
@@ -40,6 +41,7 @@ class _Compiler(Compiling):
         if config.ledger.startswith("memory:") and config.server.workers > 1:
             self.problem(("ledger",), "is kept in one process's memory; with several workers use sqlite:///data/ledger.db or redis://")
         self.check_admin()
+        self.check_tracing()
         self.check_marks(keys, models)
         if not keys and not self.problems and config.admin.secret is None:
             self.problem(("tenants",), "have no key at all; nobody could call")
@@ -81,6 +83,17 @@ class _Compiler(Compiling):
             if one.name in known:
                 self.problem(("admin", "keys", i, "name"), f"{one.name!r} is the name of another key")
             known.add(one.name)
+
+    def check_tracing(self) -> None:
+        tracing = self.config.tracing
+        if tracing is None:
+            return
+        if find_spec("opentelemetry") is None or find_spec("opentelemetry.sdk") is None or find_spec("opentelemetry.exporter") is None:
+            self.problem(("tracing",), "needs what is not installed: pip install 'sluicegate[otel]'")
+        try:
+            _ = tracing.headers
+        except ValueError as error:
+            self.problem(("tracing", "headers_env"), str(error))
 
     def check_marks(self, keys: Mapping[bytes, Key], models: Mapping[str, Model]) -> None:
         of_keys = (counter for key in keys.values() for counter in key.counters)

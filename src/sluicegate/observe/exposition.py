@@ -31,6 +31,8 @@ class _Collector:
         yield _counter("sluicegate_limit_warnings", "Warning marks that were reached.", "limit", counts.limit_warnings)
         yield _counter("sluicegate_events", "Events that were told.", "type", counts.events)
         yield _counter("sluicegate_webhooks", "Events sent to webhooks: delivered, failed (to be tried again), given_up.", "outcome", counts.webhooks)
+        traced = "Spans of traces: sent, dropped (no room to wait), failed (the receiver did not take them)."
+        yield _counter("sluicegate_spans", traced, "outcome", counts.spans)
         yield _histogram("sluicegate_wait_seconds", "Waits for a limit that was refusing (budget.queue).", "outcome", counts.waits)
         yield _histogram("sluicegate_ledger_seconds", "Time of ledger calls.", "verb", counts.ledger)
         firsts = {name: upstream.first_byte for name, upstream in counts.upstreams.items()}

@@ -101,6 +101,7 @@ class Counts(msgspec.Struct):
     probe_tokens: dict[str, int] = {}  # by deployment and direction, likewise
     events: dict[str, int] = {}  # by type
     webhooks: dict[str, int] = {}  # tries, by what came of them
+    spans: dict[str, int] = {}  # by what became of them
 
     def add(self, other: "Counts") -> None:
         """Adds another worker's."""
@@ -116,7 +117,8 @@ class Counts(msgspec.Struct):
             self.ledger.setdefault(verb, Histogram.over(FAST_US)).add(histogram)
         for outcome, histogram in other.waits.items():
             self.waits.setdefault(outcome, Histogram.over(SLOW_US)).add(histogram)
-        for name in ("refusals", "truncations", "overruns", "shadow_refusals", "limit_warnings", "deployments", "probe_tokens", "events", "webhooks"):
+        told = ("refusals", "truncations", "overruns", "shadow_refusals", "limit_warnings")
+        for name in (*told, "deployments", "probe_tokens", "events", "webhooks", "spans"):
             table: dict[str, int] = getattr(self, name)
             for key, value in getattr(other, name).items():
                 table[key] = table.get(key, 0) + value
@@ -130,7 +132,7 @@ class Metrics:
     """The integers of this worker.
 
     `in_flight`, `waiting`, `held_output_tokens`, `deployments` and `ledger_up` are set by whoever knows: as they change, or in `refresh`, which is
-    called before they are read, also when a sibling asks. `journal` is asked then for (backlog, dropped).
+    called before they are read, also when a sibling asks. `journal` is asked then for (backlog, dropped), `spans` for what became of those.
     """
 
     def __init__(self, models: Callable[[str], bool], *, series_max: int = SERIES_MAX) -> None:
@@ -158,6 +160,7 @@ class Metrics:
         self.held_output_tokens = 0
         self.ledger_up = True
         self.journal: Callable[[], tuple[int, int]] = lambda: (0, 0)
+        self.spans: Callable[[], dict[str, int]] = dict
         self.refresh: Callable[[], object] = lambda: None
 
     def observe(self, record: Record) -> None:
@@ -265,6 +268,7 @@ class Metrics:
             probe_tokens=self._probe_tokens,
             events=self._events,
             webhooks=self._webhooks,
+            spans=self.spans(),
         )
 
     def _new_row(self, record: Record) -> Row:

@@ -27,7 +27,7 @@ from sluicegate.core.refusals import (
     too_large,
 )
 from sluicegate.core.tenants import Counter, Scope
-from sluicegate.ledger.memory import MemoryBook
+from sluicegate.ledger.memory_book import MemoryBook
 
 NOW_MS = round(datetime(2026, 11, 30, 14, 59, 50, tzinfo=UTC).timestamp() * 1000)
 KEY, ORGANIZATION = Scope("acme/@tight", "key", "tight"), Scope("acme", "organization", "acme")

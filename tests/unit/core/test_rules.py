@@ -5,7 +5,7 @@ import pytest
 from sluicegate.core import rules
 from sluicegate.core.book import COUNTER_GRACE_MS, Lost, amount
 from sluicegate.core.claims import Admission, Extension, Ref, RefSet, Reply, Seed, Settlement
-from sluicegate.ledger.memory import MemoryBook
+from sluicegate.ledger.memory_book import MemoryBook
 
 NOW = 1_000_000_000
 TTL = 30_000
