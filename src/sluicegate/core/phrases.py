@@ -19,6 +19,7 @@ from sluicegate.core.folding import EDGE, fold
 from sluicegate.core.patterns import WORD, BadPattern, Pattern, parse
 
 HELD_MAX = 4_096  # characters of a text that goes on
+MATCHES_MAX = 5_000  # of one phrase in one piece: what follows them is masked as one
 PROGRAM_MAX = 50_000  # instructions of RE2, of all phrases together: about as many characters as they are long
 
 Action = Literal["refuse", "mask", "report"]
@@ -134,17 +135,21 @@ class Phrases:
 
     def _held(self, data: bytes, text: str, starts: Sequence[int]) -> int:
         """From which character on a text that goes on has to wait."""
-        match = self._begun.search(data)
-        held = bisect_right(starts, _after_first(data, match.start())) - 1
+        held = self._beginning(data, 0, starts)
         if len(text) - held > HELD_MAX:
-            match = self._begun.search(data, _before_last(data, starts[len(text) - HELD_MAX]))
-            held = max(len(text) - HELD_MAX, bisect_right(starts, _after_first(data, match.start())) - 1)
+            least = len(text) - HELD_MAX
+            held = max(least, self._beginning(data, _before_last(data, starts[least]), starts))
         return held
+
+    def _beginning(self, data: bytes, at: int, starts: Sequence[int]) -> int:
+        """The first character, from the one behind `at` on, from which to the end of the data stands the beginning of a phrase."""
+        match = self._begun.search(data, at)
+        return bisect_right(starts, _after_first(data, match.start())) - 1 if match is not None else len(starts) - 1
 
     def _spans(self, data: bytes, text: str, starts: Sequence[int], limit: int, looked: list[int]) -> Iterable[tuple[int, int, int]]:
         """(first character, the one behind the last, phrase) of the matches that begin before `limit`, which are final. Moves `looked`."""
         for index, pattern in enumerate(self._each):
-            at = looked[index]
+            at, left = looked[index], MATCHES_MAX
             while (match := pattern.search(data, _before_last(data, at))) is not None:
                 first, last = _after_first(data, match.start()), _before_last(data, match.end())
                 if first >= limit:
@@ -153,6 +158,11 @@ class Phrases:
                 if behind - begin > HELD_MAX:
                     at = _after_first(data, first)
                     continue
+                left -= 1
+                if left < 0:
+                    looked[index] = limit
+                    yield begin, bisect_left(starts, min(limit, starts[-1])), index
+                    break
                 at = looked[index] = last
                 yield begin, behind, index
 

@@ -89,11 +89,10 @@ class Shaper:
             self._tails[index] = (self._tails.get(index, "") + text)[-len(self._disclaimer) - 40 :]
         if not last:
             return changed
-        before += self._chunks(index, disclaimed=not spoken)
-        if spoken and self._due(index):
-            field = next((name for name in _SAID if isinstance(said.get(name), str)), "")
-            if field:
-                said[field], changed = said[field] + BETWEEN + self._disclaimer, True
+        here = next((name for name in _SAID if isinstance(said.get(name), str) and said[name]), "")
+        before += self._chunks(index, disclaimed=not here)
+        if here and self._due(index):
+            said[here], changed = said[here] + BETWEEN + self._disclaimer, True
         self._done |= {index}
         return changed
 

@@ -24,7 +24,7 @@ class Shaper:
     def __init__(self, speech: Speech, disclaimer: str) -> None:
         self.speech = speech
         self._disclaimer = disclaimer
-        self._kept = b""  # the stop of a block of text
+        self._kept = b""  # the stop of a block of text, and pings behind it
         self._at = -1  # which
         self._text = False  # the block that is open is text
         self._tail = ""  # the end of what it said
@@ -76,11 +76,15 @@ class Shaper:
                 return [*self._released(), self._start(event, said, int_or(said.get("index"), 0))]
             case "message_delta" | "message_stop":
                 return [*self._rest(), *self._released(ends=True), event.raw]
+        if self._kept:  # a ping, in its place
+            self._kept += event.raw
+            return []
         return [event.raw]
 
     def _stop(self, event: RawEvent, index: int) -> list[bytes]:
         rest = self._rest()
-        if not self._text:
+        if not self._text or not self._disclaimer:
+            self._text = False
             return [*rest, event.raw]
         self._kept, self._at, self._text = event.raw, index, False
         return rest
