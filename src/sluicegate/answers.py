@@ -1,14 +1,17 @@
 """What the client reads: response headers, the start of a stream, and the last bytes of every answer. Sync; nothing here can block."""
 
 from functools import lru_cache
+from typing import cast
 
 from sluicegate import telling
 from sluicegate.core import refusals
+from sluicegate.core.cache import Entry
 from sluicegate.core.classify import MESSAGE_MAX, mask
 from sluicegate.core.once import Kept
-from sluicegate.core.usage import Usage
+from sluicegate.core.usage import Usage, merge
 from sluicegate.dialects.between import Between
 from sluicegate.dialects.between import Reader as TranslatedReader
+from sluicegate.dialects.form import Request
 from sluicegate.reject import Reject
 from sluicegate.relay import Relay
 from sluicegate.trip import Attempt, Trip
@@ -25,6 +28,8 @@ _UNARY = b"\r\nx-sluicegate-cost-usd: %d.%09d\r\ncontent-type: application/json"
 _STREAM = b"\r\ncontent-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\nx-accel-buffering: no"
 _LEFT_OUT = b"\r\nx-sluicegate-left-out: %b"
 _REPLAYED = b"\r\nx-sluicegate-idempotent: replayed\r\nx-sluicegate-replay-of: %b\r\ncontent-type: %b"
+_CACHE = b"\r\nx-sluicegate-cache: %b"
+_AGE = b"\r\nage: %d\r\nx-sluicegate-cost-usd: 0.000000000"
 _JSON = b"\r\ncontent-type: application/json"
 
 # Before the first event: a comment, with one line feed, as an empty line behind it is an event to some readers; and what Anthropic's clients know.
@@ -58,13 +63,15 @@ def finish(trip: Trip, now: float) -> None:
         _reject(trip, trip.rejected, now)
     elif trip.replay is not None:
         _replay(trip, trip.replay, now)
+    elif trip.lookup is not None and trip.lookup.entry is not None:
+        _from_cache(trip, trip.lookup.entry, now)
     elif attempt is None:
         trip.status = trip.status or 499  # the client left before there was an answer
         exchange.abort()
     elif attempt.relay is None:
         _unary(trip, attempt, now)
     elif attempt.relay.ended == "complete":
-        tail = attempt.relay.tail or _last(attempt, attempt.relay)
+        tail = attempt.relay.tail = attempt.relay.tail or _last(attempt, attempt.relay)
         exchange.finish(telling.in_stream(trip, attempt, tail) if trip.include else tail)
     elif attempt.relay.ended == "truncated":
         tail = _truncation(trip, attempt)
@@ -100,11 +107,40 @@ def _replay(trip: Trip, kept: Kept, now: float) -> None:
     trip.exchange.finish(body)
 
 
+def _from_cache(trip: Trip, entry: Entry, now: float) -> None:
+    """What an equal request was answered, framed as this client has asked for it."""
+    request = trip.request
+    assert request is not None
+    trip.status = 200
+    age_s = max(0, trip.time_ms - entry.stored_ms) // 1000
+    lines = _common(trip, now) + _names(request.model, entry.deployment) + _AGE % age_s
+    if not request.stream:
+        trip.exchange.answer(200, telling.in_cached_body(trip, entry, now) if trip.include else entry.body, lines + _JSON)
+        return
+    trip.first_byte_s = now - trip.exchange.arrived
+    trip.exchange.start(200, (), None, lines + _STREAM)
+    trip.exchange.finish(_as_stream(trip, entry, request, now))
+
+
+def _as_stream(trip: Trip, entry: Entry, request: Request, now: float) -> bytes:
+    """An answer that was kept in one piece, all events of it. Usage is only for who has asked for it."""
+    dialect = trip.dialect
+    reader, hide_usage, out, tail, usage = dialect.StreamReader(), not request.include_usage, [], b"", Usage()
+    for event in (*reader.feed(dialect.streamed(entry.body)), *reader.end()):
+        usage = merge(usage, event.usage) if event.usage is not None else usage
+        if event.kind == "done":
+            tail = event.raw
+        else:
+            out.append(dialect.write_event(event, True) if hide_usage and event.kind == "chunk" else event.raw)
+    out.append(telling.in_cached_stream(trip, entry, reader.head, tail, usage, now) if trip.include else tail)
+    return b"".join(out)
+
+
 def _last(attempt: Attempt, relay: Relay) -> bytes:
     """The last bytes of a stream that the client reads in another dialect than it came in: written when the usage is known."""
-    reader, charge = relay.reader, attempt.charge
-    assert isinstance(reader, TranslatedReader) and charge is not None
-    return reader.last(Usage(charge.input_tokens, charge.output_tokens))
+    charge = attempt.charge
+    assert charge is not None
+    return cast(TranslatedReader, relay.reader).last(Usage(charge.input_tokens, charge.output_tokens))
 
 
 def _truncation(trip: Trip, attempt: Attempt) -> bytes:
@@ -142,6 +178,8 @@ def _common(trip: Trip, now: float) -> bytes:
     lines = _IDS % (_ID_OF.get(trip.dialect.NAME, _ID), request_id, request_id, trip.overhead_ms(now))
     if trip.attempts:
         lines += _ATTEMPTS % ",".join([f"{a.deployment.id}:{a.outcome}" for a in trip.attempts]).encode()
+    if trip.lookup is not None:
+        lines += _CACHE % trip.lookup.told.encode()
     if trip.plan is not None and trip.reply is not None and trip.refset is not None:
         template, states = trip.plan.template, trip.reply.states
         lines += refusals.ratelimit_lines(template.shown, trip.refset, trip.reply)

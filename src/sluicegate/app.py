@@ -27,6 +27,7 @@ from sluicegate.announcements import Announcements
 from sluicegate.applying import Applying, deployments, providers, tokenizers
 from sluicegate.bus import Bus
 from sluicegate.bus_channels import channel_of
+from sluicegate.caching import caching_of
 from sluicegate.chaos import Chaos
 from sluicegate.config.load import Loaded
 from sluicegate.consumption import Asking
@@ -206,6 +207,7 @@ class Worker:
         return (self.metrics.observe,) if access is None else (self.metrics.observe, access)
 
     def _keep_up(self) -> Upkeep:
+        self.gateway.caching = caching_of(self._config, self.ledger, self.gateway.holding, self.metrics, time_ms, time.monotonic)
         metrics, ttl_ms = self.metrics, self._loaded.policy.budget.hold_ttl_ms
         told = (self._expiries.swept, self.notices.on_marks, metrics.ledger, metrics.loop_lag)
         return Upkeep(self.gateway, self.ledger, self.learned, ttl_ms, *told, time.monotonic)
@@ -312,7 +314,7 @@ class Worker:
             await self._siblings.stop()
             await self.tracing.stop()
             aside: tuple[Any, ...] = (self.announcements, self.bus, self.directory.store, self._pools)
-            for part in (*aside, self.ledger, self._idempotency, self.asking, self.records):
+            for part in (*aside, self.gateway.caching, self.ledger, self._idempotency, self.asking, self.records):
                 await part.close()
         finally:
             self._journal.close()

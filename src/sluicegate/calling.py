@@ -105,10 +105,13 @@ class Calls:
         assert call is not None
         attempt.meter = self._text_meter(attempt, request) if whole else self._stream_meter(attempt, request)
         pace = Pace(trip.policy.budget.stop_lag_ms, self._learned.delta(deployment))
+        reader = attempt.via.StreamReader()
+        if trip.lookup is not None:
+            reader = trip.lookup.copy(trip.dialect.NAME, reader)
         relay = attempt.relay = Relay(
             trip.exchange,
             call,
-            attempt.via.StreamReader(),
+            reader,
             attempt.via.write_event,
             attempt.meter,
             hide_usage=not request.include_usage,

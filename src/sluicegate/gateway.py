@@ -15,6 +15,7 @@ import structlog
 
 from sluicegate import answers, idempotency, reject, telling
 from sluicegate.auth import Credentials
+from sluicegate.caching import Caching
 from sluicegate.calling import Calls
 from sluicegate.core import route
 from sluicegate.core.claims import Swept
@@ -86,6 +87,7 @@ class Gateway:
         self._sleep = sleep
         self._random = random
         self.standings = Standings(policy, clock, random)
+        self.caching: Caching  # where a model has a cache
         self.traces: Traces | None = None  # None: requests are not traced
 
     # -- the itinerary --------------------------------------------------------------------------------------------------------------------
@@ -105,7 +107,9 @@ class Gateway:
             trip.plan = self._plan(trip.policy, trip.key, trip.request)
             trip.limit(trip.plan.model.timeouts)
             if idempotency.HEADER not in exchange.headers or await self._idempotency.begin(trip, body):
-                await self._route(trip, trip.plan, trip.request)
+                cached = trip.plan.cache
+                if cached is None or not await self.caching.answer(trip, trip.plan, cached, trip.request):
+                    await self._route(trip, trip.plan, trip.request)
         except Reject as rejected:
             trip.rejected = rejected
             if rejected.refusal is not None:
@@ -140,6 +144,8 @@ class Gateway:
             await self._idempotency.end(trip, trip.taken)
         answered = trip.answered
         if answered is not None:
+            if trip.lookup is not None:
+                self.caching.keep(trip, trip.lookup, answered)
             if answered.relay is not None and answered.meter is not None and answered.deployment.extend:
                 self._learned.saw_delta(answered.deployment, answered.meter.largest)
             if answered.ended != "complete":

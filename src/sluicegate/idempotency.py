@@ -110,4 +110,6 @@ def _is_final(trip: Trip) -> bool:
     answered, rejected = trip.answered, trip.rejected
     if rejected is not None:
         return bool(trip.attempts) and rejected.status in FINAL and not (rejected.reason or rejected.unasked)
+    if trip.lookup is not None and trip.lookup.entry is not None:
+        return True
     return answered is not None and (answered.relay is None or answered.relay.ended in ("complete", "truncated"))

@@ -33,8 +33,8 @@ End = Literal["open", "complete", "truncated", "died"]
 class Reader(Protocol):
     """A dialect's stream reader."""
 
-    ending: bytes  # what a client takes for the end of a stream
-
+    @property
+    def ending(self) -> bytes: ...  # what a client takes for the end of a stream
     @property
     def head(self) -> Any: ...  # what the dialect needs to write into the stream itself
     def feed(self, data: bytes) -> list[Event]: ...

@@ -29,6 +29,9 @@ _FIXED: dict[str, Callable[[Config], object]] = {
     "records": attrgetter("records"),
     "journal": attrgetter("journal"),
     "retention": attrgetter("retention"),
+    "cache.backend": attrgetter("cache.backend"),
+    "cache.max_bytes": attrgetter("cache.max_bytes"),
+    "cache.max_entry": attrgetter("cache.max_entry"),
     "admin.listen": attrgetter("admin.listen"),
     "admin.key": lambda config: config.admin.secret is not None,  # another key is taken; none is another gateway
     "admin.chaos": attrgetter("admin.chaos"),

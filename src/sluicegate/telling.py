@@ -11,6 +11,7 @@ from typing import Any
 
 from msgspec import Raw
 
+from sluicegate.core.cache import Entry
 from sluicegate.core.usage import NOTHING, Usage, merge
 from sluicegate.dialects import openai_chat, openai_completions, telling
 from sluicegate.dialects.form import BadRequest, Request
@@ -50,16 +51,36 @@ def in_stream(trip: Trip, attempt: Attempt, tail: bytes) -> bytes:
     return telling.in_stream(trip.dialect.NAME, relay.reader.head, tail, Told(told_block, cost_usd, usage))
 
 
+def in_cached_body(trip: Trip, entry: Entry, now: float) -> bytes:
+    """A whole answer from the cache."""
+    return telling.in_body(entry.body, _block_of_cached(trip, entry, now)) if "block" in trip.include else entry.body
+
+
+def in_cached_stream(trip: Trip, entry: Entry, head: Any, tail: bytes, usage: Usage, now: float) -> bytes:
+    """The last bytes of a stream from the cache. head: what the dialect repeats in all chunks."""
+    told_block = _block_of_cached(trip, entry, now) if "block" in trip.include else None
+    return telling.in_stream(trip.dialect.NAME, head, tail, Told(told_block, usd(0) if "cost" in trip.include else None, usage))
+
+
+def _block_of_cached(trip: Trip, entry: Entry, now: float) -> dict[str, Any]:
+    assert trip.request is not None
+    return _block(trip, trip.request.model, entry.deployment, now)
+
+
 def block(trip: Trip, attempt: Attempt, now: float) -> dict[str, Any]:
     """now: when the answer was begun."""
+    return _block(trip, attempt.model, attempt.deployment.id, now)
+
+
+def _block(trip: Trip, model: str, deployment: str, now: float) -> dict[str, Any]:
     return {
-        "model": attempt.model,
-        "deployment": attempt.deployment.id,
+        "model": model,
+        "deployment": deployment,
         "fallback_used": trip.fallback_used,
         "attempts": [_told_of(each) for each in trip.attempts],
         "cost_usd": usd(trip.cost_nano_usd),
         "overhead_ms": round(trip.overhead_ms(now), 2),
-        "cache": "off",
+        "cache": trip.lookup.told if trip.lookup is not None else "off",
         "request_id": trip.request_id,
     }
 

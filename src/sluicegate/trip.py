@@ -26,6 +26,7 @@ from sluicegate.dialects.form import Answer, Event, Request, Target
 from sluicegate.http.exchange import Exchange
 from sluicegate.http.upstream import Call
 from sluicegate.lasting import Taken
+from sluicegate.lookup import Lookup
 from sluicegate.observe.tracing import Trace
 from sluicegate.reject import Reject
 from sluicegate.relay import Reader, Relay
@@ -225,7 +226,7 @@ class Trip:
     __slots__ = (
         *("answered", "attempts", "client_gone", "cost_nano_usd", "counted", "dialect", "exchange", "first_byte_s", "idle_s", "input_tokens", "key"),
         *("output_tokens", "order", "plan", "policy", "rejected", "refset", "reply", "request", "request_id", "shadowed", "source"),
-        *("cost_source", "include", "replay", "standing", "status", "taken", "trace"),
+        *("cost_source", "include", "replay", "standing", "status", "taken", "lookup", "trace"),
         *("ends_at", "hurried", "time_ms", "timeouts", "tries", "upstream_s", "waited_s", "written"),
     )
 
@@ -264,6 +265,7 @@ class Trip:
         self.include = NO_WORDS  # what the client wants to be told in the answer (telling.py)
         self.taken: Taken | None = None  # its idempotency key
         self.replay: Kept | None = None  # what the first request with that key was answered
+        self.lookup: Lookup | None = None  # in the cache; None: there is none
         self.trace: Trace | None = None  # None: it is not traced
 
     def limit(self, timeouts: Timeouts) -> None:
@@ -343,19 +345,29 @@ class Trip:
         self.cost_nano_usd += charge.cost_nano_usd
         self.source, self.cost_source = charge.source, charge.cost_source
 
+    def _told(self, attempt: Attempt | None) -> tuple[int, str, str]:
+        """Status, finish reason and error code."""
+        if self.rejected is not None:
+            return self.rejected.status, attempt.finish if attempt is not None else "", self.rejected.code
+        if attempt is None:
+            if self.lookup is not None and self.lookup.entry is not None:
+                return 200, self.lookup.entry.finish, ""
+            return 499 if self.replay is None else self.replay.status, "", ""
+        relay = attempt.relay
+        if relay is None:
+            return 200, attempt.finish, ""
+        error = "" if attempt.ended != "broken" else "upstream_timeout" if relay.late else "upstream_error"
+        return 200, "length" if relay.truncated else attempt.finish, error
+
     def record(self, now: float) -> Record:
         """The record of this request, as of now."""
         request, attempt, rejected, exchange = self.request, self.answered, self.rejected, self.exchange
-        relay, usage, granted = None, UNUSED, 0
-        finish = error = ""
-        status = 499 if self.replay is None else self.replay.status
-        if attempt is not None:
-            relay, usage, granted, finish, status = attempt.relay, attempt.usage or UNUSED, attempt.granted, attempt.finish, 200
-            if relay is not None:
-                finish = "length" if relay.truncated else finish
-                error = "" if attempt.ended != "broken" else "upstream_timeout" if relay.late else "upstream_error"
-        if rejected is not None:
-            status, error = rejected.status, rejected.code
+        relay, usage, granted = (None, UNUSED, 0) if attempt is None else (attempt.relay, attempt.usage or UNUSED, attempt.granted)
+        status, finish, error = self._told(attempt)
+        deployment = self.attempts[-1].deployment.id if self.attempts else ""
+        cache, saved = "replay" if self.replay is not None else "", 0
+        if self.lookup is not None:
+            deployment, cache, saved = self.lookup.recorded(deployment)
         latency_s = now - exchange.arrived
         theirs = exchange.headers.get(b"x-request-id")
         tags = exchange.headers.get(b"x-sluicegate-tags")
@@ -364,7 +376,7 @@ class Trip:
             self.time_ms,
             self.key.id if self.key is not None else "",
             self.plan.model.name if self.plan is not None else request.model if request is not None else "",
-            self.attempts[-1].deployment.id if self.attempts else "",
+            deployment,
             tuple([attempt.record for attempt in self.attempts]),
             self.dialect.NAME,
             request is not None and request.stream,
@@ -389,10 +401,10 @@ class Trip:
             ", ".join([name(counter) for counter in self.shadowed]) if self.shadowed else "",
             int(self.waited_s * 1e6) if self.waited_s else 0,
             usage.cache_write_tokens,
-            "replay" if self.replay is not None else "",
+            cache,
             self.cost_source,
             labels.tags(tags) if tags is not None else "",
-            0,
+            saved,
             "",
             self.trace.id if self.trace is not None else "",
         )

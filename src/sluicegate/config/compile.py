@@ -40,6 +40,10 @@ class _Compiler(Compiling):
         keys = TenantTree(config, self.environ, self.problems).keys()
         if config.ledger.startswith("memory:") and config.server.workers > 1:
             self.problem(("ledger",), "is kept in one process's memory; with several workers use sqlite:///data/ledger.db or redis://")
+        if config.cache.backend == "redis" and not in_redis(config.ledger):
+            self.problem(("cache", "backend"), "is the ledger's Redis, and the ledger is in none; use memory, or ledger: redis://...")
+        if config.cache.max_entry > config.cache.max_bytes:
+            self.problem(("cache", "max_entry"), "is more than max_bytes, so nothing of that size could be kept")
         self.check_admin()
         self.check_tracing()
         self.check_marks(keys, models)
@@ -103,6 +107,11 @@ class _Compiler(Compiling):
             if len(amounts) > MARKS_OF_COUNTER_MAX:
                 where = "models" if prefix.startswith("sg1:{d/") else "tenants"
                 self.problem((where,), f"{counting.name(counter)} has {len(amounts)} warning marks; {MARKS_OF_COUNTER_MAX} can be told apart")
+
+
+def in_redis(ledger: str) -> bool:
+    """Whether a ledger's URL names a Redis, or several."""
+    return not ledger.startswith(("memory:", "sqlite:"))
 
 
 def _budget(written: schema.Budget) -> Budget:

@@ -14,7 +14,7 @@ from sluicegate.config.proxies import ProxyError, proxy_from
 from sluicegate.config.schema import Config
 from sluicegate.core.counters import deployment_tree, group
 from sluicegate.core.limits import Limit
-from sluicegate.core.tenants import Counter, Deployment, Model, Probe, Provider, Proxy, Scope, Timeouts
+from sluicegate.core.tenants import Caching, Counter, Deployment, Model, Probe, Provider, Proxy, Scope, Timeouts
 from sluicegate.providers import FORWARDED, OPENAI_ELSEWHERE, ROWS, SPOKEN, Row, cap_field, image_tokens, paths, spoken, tokenizer
 
 _DEPLOYED_MODEL = re.compile(r"[A-Za-z0-9._:/@+=~-]{1,200}")
@@ -184,8 +184,21 @@ class Routes(Compiling):
                     self.problem(path, f"{deployment.id} is in this route twice")
                 elif deployment is not None:
                     route.append((written, deployment))
-            models[name] = Model(name, max_output=one.max_output, timeouts=self.timeouts(one), **order.of(name, one, route))
+            cache = self.caching(one, ("models", name, "cache"))
+            models[name] = Model(name, max_output=one.max_output, timeouts=self.timeouts(one), cache=cache, **order.of(name, one, route))
         return models
+
+    def caching(self, written: schema.Model, path: Path) -> Caching | None:
+        """What holds everywhere, but for what this model says otherwise."""
+        everywhere, here = self.config.cache, written.cache
+        mode = here.mode or everywhere.mode
+        if mode == "off":
+            for name in ("scope", "ttl"):
+                if name.replace("ttl", "ttl_ms") in here.model_fields_set:
+                    self.problem((*path, name), "has no effect, as the cache is off; say mode here or at cache")
+            return None
+        ttl_ms = everywhere.ttl_ms if here.ttl_ms is None else here.ttl_ms
+        return Caching(mode, here.scope or everywhere.scope, ttl_ms)
 
     def timeouts(self, written: schema.Model) -> Timeouts:
         """What binds everywhere, but for what this model says otherwise."""

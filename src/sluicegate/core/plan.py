@@ -9,15 +9,17 @@ from operator import itemgetter
 
 import msgspec
 
+from sluicegate.core import cache_key
 from sluicegate.core import counters as counting
 from sluicegate.core.claims import RefSet
 from sluicegate.core.estimate import Figures
 from sluicegate.core.limits import Priority, Unit
 from sluicegate.core.prices import Price, input_cost_nano_usd
-from sluicegate.core.tenants import NO_CEILING, Counter, Deployment, Key, Model
+from sluicegate.core.tenants import NO_CEILING, Caching, Counter, Deployment, Key, Model
 from sluicegate.core.usage import Charge
 
 PLANS_MAX = 20_000
+CACHE = "cache"  # what answers from the cache have in the place of a deployment; no deployment is called so
 
 _FREE = Price(0, 0)
 
@@ -194,12 +196,32 @@ _SIZES: dict[Unit, tuple[Size, Size]] = {  # on windows that refill, on all othe
 class Plan:
     """What is known of a request before any attempt: who asks, for what, under which counters."""
 
-    __slots__ = ("key", "model", "template")
+    __slots__ = ("cache", "key", "model", "template")
 
-    def __init__(self, key: Key, model: Model, template: Template) -> None:
+    def __init__(self, key: Key, model: Model, template: Template, cache: "CachePlan | None" = None) -> None:
         self.key = key
         self.model = model
         self.template = template
+        self.cache = cache  # None: off
+
+
+class CachePlan:
+    """What the cache needs to know of one key and one model: how keys of answers begin, and what an answer from the cache counts against.
+
+    plan: of its hold, which is that of a call at `deployment`, for nothing, with limits on requests alone. all_told: its template has all limits that
+    clients are told of.
+    """
+
+    __slots__ = ("all_told", "caching", "deployment", "plan", "prefix", "shaping")
+
+    def __init__(self, key: Key, model: Model, caching: Caching, template: Template, rules: bytes) -> None:
+        self.caching = caching
+        self.prefix = cache_key.prefix(key, model, caching, rules)
+        self.shaping = cache_key.shaping_headers(model)
+        self.deployment = msgspec.structs.replace(model.deployments[0], id=CACHE, counters=(), price=_FREE, extend=False, visible=False)
+        requests = Template(key.tree, [one for one in key.counters if one.unit is Unit.REQUESTS], model.name, key.priority)
+        self.plan = Plan(key, model, requests)
+        self.all_told = requests.counters == template.counters or not (template.shown or template.marked)
 
 
 class Plans:
@@ -216,7 +238,10 @@ class Plans:
         if plan is None or plan.key is not key or plan.model is not model:
             if len(self._of_key) >= PLANS_MAX:
                 self._of_key.clear()
-            plan = self._of_key[key.id, model.name] = Plan(key, model, Template(key.tree, key.counters, model.name, key.priority))
+            template = Template(key.tree, key.counters, model.name, key.priority)
+            digest = b""
+            cache = CachePlan(key, model, model.cache, template, digest) if model.cache is not None else None
+            plan = self._of_key[key.id, model.name] = Plan(key, model, template, cache)
         return plan
 
     def of_deployment(self, deployment: Deployment, priority: Priority | None) -> Template:

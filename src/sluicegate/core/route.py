@@ -18,13 +18,16 @@ A deployment that is preferred from some share of a budget on comes before all o
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from hashlib import blake2b
 from math import inf, log
+from typing import TYPE_CHECKING
 
 from msgspec import Raw
 
 from sluicegate.core.limits import WHOLE
-from sluicegate.core.plan import Template
 from sluicegate.core.tenants import NO_CEILING, Deployment, Model, Tier
 from sluicegate.dialects.form import BadRequest
+
+if TYPE_CHECKING:  # plan.py has a part of the keys of the cache, which need a header's name from here
+    from sluicegate.core.plan import Template
 
 STAY_HEADER, STAY_FIELD = b"x-sluicegate-disable-fallbacks", "disable_fallbacks"
 _LEAST = 2.0**-64  # a draw may be 0, which has no logarithm
@@ -71,7 +74,7 @@ def told_to_stay(headers: Mapping[bytes, bytes], fields: MutableMapping[str, Raw
     return b"true" in (raw, said)
 
 
-def budget_used(template: Template, now_ms: int) -> int:
+def budget_used(template: "Template", now_ms: int) -> int:
     """The used share, in millionths, of the limit that is nearest to its end, of those that bind the caller and do not refill.
 
     As the ledger last told this worker of them, on the caller's request before this one: asking it now would cost each request a call more. 0 if it

@@ -224,7 +224,7 @@ def _told(block: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         changes = [{"type": "text_delta", "text": block.get("text")}]
         cited = block.get("citations")
         changes += [{"type": "citations_delta", "citation": one} for one in (cited if isinstance(cited, list) else [])]
-        return block | {"text": ""}, changes
+        return block | ({"text": "", "citations": []} if cited else {"text": ""}), changes
     if kind == "thinking":
         changes = [{"type": "thinking_delta", "thinking": block.get("thinking")}, {"type": "signature_delta", "signature": block.get("signature")}]
         return block | {"thinking": "", "signature": ""}, changes

@@ -33,7 +33,7 @@ class _Chunks:
         self._usage: Any = None
 
     def take(self, name: str, data: dict[str, Any]) -> None:
-        if name or data.get("error") is not None or "sluicegate" in data:
+        if name == "error" or data.get("error") is not None or "sluicegate" in data:
             raise Unfaithful
         for field, value in data.items():
             if field == "choices":
@@ -96,6 +96,8 @@ class _Choice:
                 self.fields[field] = lists(self.fields.get(field), value)
             elif field in _LATEST_OF_CHOICE:
                 self.fields[field] = self.fields.get(field) if value is None else value
+            elif field == "error" and value:
+                raise Unfaithful
             elif field != "index" and not self.said(field, value, choice):
                 stay(self.fields, field, value)
 

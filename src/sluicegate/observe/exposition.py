@@ -33,6 +33,7 @@ class _Collector:
         yield _counter("sluicegate_webhooks", "Events sent to webhooks: delivered, failed (to be tried again), given_up.", "outcome", counts.webhooks)
         traced = "Spans of traces: sent, dropped (no room to wait), failed (the receiver did not take them)."
         yield _counter("sluicegate_spans", traced, "outcome", counts.spans)
+        yield from _cache(counts)
         yield _histogram("sluicegate_wait_seconds", "Waits for a limit that was refusing (budget.queue).", "outcome", counts.waits)
         yield _histogram("sluicegate_ledger_seconds", "Time of ledger calls.", "verb", counts.ledger)
         firsts = {name: upstream.first_byte for name, upstream in counts.upstreams.items()}
@@ -72,6 +73,17 @@ def _requests(rows: dict[str, Row]) -> Iterator[Metric]:
         cost.add_metric((name,), row.cost_nano_usd / 1e9)
     yield tokens
     yield cost
+
+
+def _cache(counts: Counts) -> Iterator[Metric]:
+    looked = "Requests for models with a cache: hit, miss, skip:<why>."
+    yield _counter("sluicegate_cache_requests", looked, "outcome", counts.cache_lookups)
+    yield _counter("sluicegate_cache_answers", "Answers to requests that were no hits: kept, or why not.", "outcome", counts.cache_answers)
+    figures = counts.cache.get
+    yield GaugeMetricFamily("sluicegate_cache_bytes", "What is kept, about; in Redis, what these workers have put there.", figures("bytes", 0))
+    yield GaugeMetricFamily("sluicegate_cache_entries", "Answers that are kept, likewise.", figures("entries", 0))
+    yield CounterMetricFamily("sluicegate_cache_evictions", "Answers that made room for others.", figures("evicted", 0))
+    yield CounterMetricFamily("sluicegate_cache_saved_usd", "What hits would have cost.", figures("saved_nano_usd", 0) / 1e9)
 
 
 def _by_two(family: CounterMetricFamily | GaugeMetricFamily, table: dict[str, int]) -> Metric:

@@ -101,6 +101,9 @@ class Counts(msgspec.Struct):
     probe_tokens: dict[str, int] = {}  # by deployment and direction, likewise
     events: dict[str, int] = {}  # by type
     webhooks: dict[str, int] = {}  # tries, by what came of them
+    cache_lookups: dict[str, int] = {}  # requests that came upon a cache: hit, miss, skip:<why>
+    cache_answers: dict[str, int] = {}  # answers to those: kept, or why not
+    cache: dict[str, int] = {}  # its bytes and entries; how many were evicted; nano-USD that hits would have cost
     spans: dict[str, int] = {}  # by what became of them
 
     def add(self, other: "Counts") -> None:
@@ -118,7 +121,7 @@ class Counts(msgspec.Struct):
         for outcome, histogram in other.waits.items():
             self.waits.setdefault(outcome, Histogram.over(SLOW_US)).add(histogram)
         told = ("refusals", "truncations", "overruns", "shadow_refusals", "limit_warnings")
-        for name in (*told, "deployments", "probe_tokens", "events", "webhooks", "spans"):
+        for name in (*told, "deployments", "probe_tokens", "events", "webhooks", "spans", "cache_lookups", "cache_answers", "cache"):
             table: dict[str, int] = getattr(self, name)
             for key, value in getattr(other, name).items():
                 table[key] = table.get(key, 0) + value
@@ -132,7 +135,8 @@ class Metrics:
     """The integers of this worker.
 
     `in_flight`, `waiting`, `held_output_tokens`, `deployments` and `ledger_up` are set by whoever knows: as they change, or in `refresh`, which is
-    called before they are read, also when a sibling asks. `journal` is asked then for (backlog, dropped), `spans` for what became of those.
+    called before they are read, also when a sibling asks. `journal` is asked then for (backlog, dropped), `spans` for what became of those,
+    `cache` for its figures.
     """
 
     def __init__(self, models: Callable[[str], bool], *, series_max: int = SERIES_MAX) -> None:
@@ -161,6 +165,9 @@ class Metrics:
         self.ledger_up = True
         self.journal: Callable[[], tuple[int, int]] = lambda: (0, 0)
         self.spans: Callable[[], dict[str, int]] = dict
+        self.cache: Callable[[], dict[str, int]] = dict
+        self._cache_lookups: dict[str, int] = {}
+        self._cache_answers: dict[str, int] = {}
         self.refresh: Callable[[], object] = lambda: None
 
     def observe(self, record: Record) -> None:
@@ -229,6 +236,14 @@ class Metrics:
         """A webhook was called: delivered, failed, given_up."""
         self._count(self._webhooks, outcome)
 
+    def cache_looked(self, told: str) -> None:
+        """A request came upon a cache."""
+        self._count(self._cache_lookups, told)
+
+    def cache_kept(self, what: str) -> None:
+        """An answer to one was kept, or was not for a reason."""
+        self._count(self._cache_answers, what)
+
     def probed(self, deployment: str, usage: Usage) -> None:
         """A probe has used tokens, which no tenant is charged."""
         for direction, tokens in (("input", usage.input_tokens), ("output", usage.output_tokens)):
@@ -268,6 +283,9 @@ class Metrics:
             probe_tokens=self._probe_tokens,
             events=self._events,
             webhooks=self._webhooks,
+            cache_lookups=self._cache_lookups,
+            cache_answers=self._cache_answers,
+            cache=self.cache(),
             spans=self.spans(),
         )
 

@@ -307,7 +307,7 @@ def test_events_pass_as_they_came() -> None:
 
 
 def test_a_whole_answer_as_a_stream() -> None:
-    """Says the same: output, proofs, citations, unknown fields, how it ended, usage."""
+    """Says the same, and nothing twice: output, proofs, citations, unknown fields, how it ended, usage."""
     cited = {"type": "text", "text": "abc", "citations": [{"cited_text": "x"}], "unknown": 1}
     found = {"type": "web_search_tool_result", "tool_use_id": "t", "content": []}
     usage = {"input_tokens": 7, "output_tokens": 9, "cache_read_input_tokens": 3}
@@ -320,7 +320,7 @@ def test_a_whole_answer_as_a_stream() -> None:
     datas = [json.loads(each.raw.split(b"data: ")[1]) for each in events]
     assert datas[0]["message"]["container"] == {"id": "c"} and datas[0]["message"]["content"] == []
     blocks = [data["content_block"] for data in datas if data["type"] == "content_block_start"]
-    assert blocks == [{**THOUGHT, "thinking": "", "signature": ""}, {**cited, "text": ""}, {**USE, "input": {}}, found]
+    assert blocks == [{**THOUGHT, "thinking": "", "signature": ""}, {**cited, "text": "", "citations": []}, {**USE, "input": {}}, found]
     deltas = [data["delta"] for data in datas if data["type"] == "content_block_delta"]
     assert [delta["type"] for delta in deltas] == ["thinking_delta", "signature_delta", "text_delta", "citations_delta", "input_json_delta"]
     assert deltas[1]["signature"] == "proof" and json.loads(deltas[4]["partial_json"]) == {"q": 1}
