@@ -81,7 +81,7 @@ async def test_no_secret_is_kept(store: Audit) -> None:
     assert row.entry.after == {
         "secret": "***",
         "keys": [{"sha256": "***", "last4": "1234"}, {"api_key": "***", "password": ""}],
-        "note": "was ***",
+        "note": "was [API_KEY]",
         "max_tokens": 5,
         "token": None,
     }

@@ -13,20 +13,21 @@ Was an attempt billed? (ledger.md 8)
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
 
+from sluicegate.core.masks import Headers, mask
 from sluicegate.core.waits import wait_ms
 from sluicegate.dialects.form import Failure
 
 Billed = Literal["no", "yes", "unknown"]
 # Kinds of failure, as `fallback_on` names them; context: too long for the model; "": the caller's own fault, or nothing that anybody did wrong.
 Kind = Literal["rate_limit", "server_error", "timeout", "connection", "malformed", "account", "context", ""]
-Headers = Iterable[tuple[bytes, bytes]]
 
 MESSAGE_MAX = 2000
+LOOKED_AT_MAX = 8 * MESSAGE_MAX  # of a message, before it is masked: a secret that begins in what is shown ends there, however it is written
 SNIPPET_MAX = 200
 
 _IN_DOUBT = frozenset({408, 499, 502, 504, *range(520, 525)})  # a proxy in front of the upstream gave up; the upstream may not have
@@ -64,14 +65,6 @@ _TOO_LONG = re.compile(
     ),
     re.IGNORECASE,
 )
-
-_SECRET_HEADERS = ("auth", "key", "token", "secret")
-_SECRET_MIN = 6  # characters; anything shorter is no secret and might be any word
-_KEY_SHAPES = re.compile(
-    r"(?:\b(?:sk|rk|pk|gsk|xai|hf|r8|pplx|nvapi|fw|tgp|csk)[-_]|\bAIza|\bya29\.)[A-Za-z0-9_\-.~%]{6,}"
-    r"|(?i:(?<=bearer )|(?<=bearer%20)|(?<=key=)|(?<=token=)|(?<=secret=))[^\s&\"'<>,;)]{6,}"
-)
-_MASK = "***"
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -132,7 +125,7 @@ def failed(
         meaning, bill = _meaning(failure), billed("", True, failure.status or 400, has_usage)
     name = str(status) if meaning == status else f"{status}:{meaning}"
     said = failure or Failure(None, "", "", "")
-    message = mask(said.message, credentials)[:MESSAGE_MAX]
+    message = readable(said.message, credentials)
     if meaning in (400, 429) and any(sign in f"{said.code} {said.message}".lower() for sign in _POOR):
         meaning = 402
     elsewhere = meaning in _ELSEWHERE or meaning >= 500
@@ -159,19 +152,14 @@ def failed(
     return Outcome(name, bill, elsewhere, meaning, type_, mask(code, credentials), text, param, kind=kind)
 
 
-def mask(text: str, credentials: Headers = ()) -> str:
-    """A text without the secrets of these headers, percent-encoded or not, and without anything of the shape of a provider's key."""
-    for name, value in credentials:
-        if any(part in name.decode("latin-1").lower() for part in _SECRET_HEADERS):
-            secret = value.decode("latin-1").strip().removeprefix("Bearer ").strip()
-            if len(secret) >= _SECRET_MIN:
-                text = re.sub("".join(rf"(?:{re.escape(c)}|(?i:%(?:25)*{ord(c):02x}))" for c in secret), _MASK, text)
-    return _KEY_SHAPES.sub(_MASK, text)
+def readable(message: str, credentials: Headers = ()) -> str:
+    """What a client may read of an upstream's message: as much as is of use, masked."""
+    return mask(message[:LOOKED_AT_MAX], credentials)[:MESSAGE_MAX]
 
 
 def snippet(body: bytes, credentials: Headers = ()) -> str:
     """The beginning of a body that is no JSON, for a log line: one line, printable, masked."""
-    text = body[: 4 * SNIPPET_MAX].decode("utf-8", "replace")
+    text = body[: 16 * SNIPPET_MAX].decode("utf-8", "replace")
     text = " ".join("".join(c if c.isprintable() else " " for c in text).split())
     return mask(text, credentials)[:SNIPPET_MAX]
 

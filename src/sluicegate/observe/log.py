@@ -4,38 +4,25 @@
 is away for an hour is two lines, not a million). `AccessLog` writes a line per request, buffered, with one write per loop turn; with access "off"
 there is none, and the gateway has no observer to call.
 
-Invariant: no secret reaches a log. Every text passes `mask`, also inside tracebacks; fields named like credentials are not shown at all.
+Invariant: no secret reaches a log. Every text passes `masks.mask`, also inside tracebacks; fields named like credentials are not shown at all.
 
 How it fails: an access line that cannot be written (a closed or full pipe) is dropped, never raised into a request.
 """
 
 import asyncio
 import os
-import re
 import sys
 from collections.abc import Callable, Mapping, MutableMapping
+from functools import lru_cache
 from typing import Any, Literal, TextIO
 
 import msgspec
 import structlog
 
+from sluicegate.core.masks import mask
 from sluicegate.core.record import Record
 
-# Shapes of credentials: OpenAI-like keys (ours too), Google's, AWS's, a Bearer header, JSON web tokens. The beginning is kept to tell them apart.
-_SECRETS = re.compile(
-    r"(?:(?<![A-Za-z])|(?<=%[0-9A-Fa-f]{2}))(sk-|AIza|AKIA|eyJ)[A-Za-z0-9_\-.%+/=]{6,}"
-    r"|(?i:(bearer|basic)(?:\s|%20|\+)+)[A-Za-z0-9_\-.~+/=%]+"
-    r"|(?i:((?:api[-_]?key|key|token|secret|password)=))[^\s&\"'\\]+"
-)
 _SECRET_FIELDS = frozenset({"authorization", "proxy-authorization", "x-api-key", "api_key", "api-key", "secret", "password", "cookie", "set-cookie"})
-_SIGNS = ("sk-", "AIza", "AKIA", "eyJ", "earer", "EARER", "asic", "ASIC", "=")  # one of them is in every text that `_SECRETS` finds
-
-
-def mask(text: str) -> str:
-    """The text without credentials."""
-    if not any(sign in text for sign in _SIGNS):
-        return text
-    return _SECRETS.sub(lambda found: (found[1] or found[2] or found[3]) + "***", text)
 
 
 def _mask_value(value: object) -> object:
@@ -99,12 +86,23 @@ MODEL_MAX = 100  # characters of a model's name in a text line: a client may hav
 _encode = msgspec.json.Encoder().encode
 
 
+_OWN_FINISHES = frozenset(("", "stop", "length", "tool_calls", "content_filter"))  # no words of an upstream's
+
+
+def as_json(record: Record) -> bytes:
+    """The record, masked if there are words in it that a client or an upstream has chosen."""
+    line = _encode(record)
+    if record.attempts and not (record.client_user or record.tags or record.client_id) and record.finish in _OWN_FINISHES:
+        return line
+    return mask(line.decode()).encode()
+
+
 def _as_json(record: Record) -> str:
-    return mask(_encode(record).decode())
+    return as_json(record).decode()
 
 
 def _as_text(record: Record) -> str:
-    """What one looks for first: `200 acme/@laptop chat openai/gpt-4o-mini in=100 out=30 usd=0.000012 ms=12.3 req_...`."""
+    """What one looks for first: `200 acme/@laptop chat -> openai/gpt-4o-mini in=100 out=30 usd=0.000012 cache=- tries=1 ms=12.3 req_...`."""
     notes = ""
     if len(record.attempts) > 1:
         notes += " tried=" + ",".join([f"{attempt.deployment}:{attempt.outcome}" for attempt in record.attempts])
@@ -123,12 +121,20 @@ def _as_text(record: Record) -> str:
     if record.client_gone:
         notes += " client_gone"
     return (
-        f"{record.status} {record.key_id or '-'} {_plain(record.model)} {record.deployment or '-'}"
-        f" in={record.input_tokens} out={record.output_tokens} usd={record.cost_nano_usd / 1e9:.6f} ms={record.latency_us / 1000:.1f}"
-        f"{notes} {record.request_id}"
+        f"{record.status} {record.key_id or '-'} {_plain(record.model)} -> {record.deployment or '-'}"
+        f" in={record.input_tokens} out={record.output_tokens} usd={record.cost_nano_usd / 1e9:.6f} cache={record.cache or '-'}"
+        f" tries={len(record.attempts)} ms={record.latency_us / 1000:.1f}{notes} {record.request_id}"
     )
 
 
+def _in_colour(record: Record) -> str:
+    """The same for a terminal: green for an answer, yellow where the client was refused something, red where we or an upstream failed."""
+    status, _, rest = _as_text(record).partition(" ")
+    colour = 32 if record.status < 400 else 33 if record.status < 500 else 31
+    return f"\x1b[{colour}m{status}\x1b[0m {rest}"
+
+
+@lru_cache(1024)
 def _plain(text: str) -> str:
     """A client's text as one word of a line: masked, and quoted where it could be taken for something else."""
     if text.isprintable() and " " not in text and '"' not in text and len(text) <= MODEL_MAX:
@@ -140,7 +146,7 @@ class AccessLog:
     """Called with each record. Lines of one loop turn go out in one write."""
 
     def __init__(self, form: Literal["text", "json"], loop: asyncio.AbstractEventLoop, fd: int) -> None:
-        self._line = _as_json if form == "json" else _as_text
+        self._line = _as_json if form == "json" else _in_colour if os.isatty(fd) else _as_text
         self._loop = loop
         self._fd = fd
         self._lines: list[str] = []

@@ -16,13 +16,13 @@ from typing import Any, TypeVar
 import msgspec
 from sqlalchemy import ColumnElement, Connection, Row, Select, and_, delete, func, select, update
 
+from sluicegate.core.masks import mask
 from sluicegate.records.database import Database
 from sluicegate.records.schema import audit_counts, audit_log, insert, webhook_queue
 
 TIMEOUT_S = 3.0
 HIDDEN = "***"
 _SECRET_NAMES = re.compile(r"(?i)(^|_)(secret|digest|sha256|password|passwd|token|api_?key|authorization|credential|cookie)$")
-_SECRET_VALUES = re.compile(r"sk-[A-Za-z0-9_\-]{16,}")
 
 T = TypeVar("T")
 
@@ -194,7 +194,7 @@ def without_secrets(value: Any) -> Any:
         return {name: HIDDEN if _SECRET_NAMES.search(str(name)) and one else without_secrets(one) for name, one in value.items()}
     if isinstance(value, list | tuple):
         return [without_secrets(one) for one in value]
-    return _SECRET_VALUES.sub(HIDDEN, value) if isinstance(value, str) else value
+    return mask(value) if isinstance(value, str) else value
 
 
 _JSON = ("before", "after")

@@ -182,7 +182,7 @@ def encoded(text: str) -> str:
 @pytest.mark.parametrize("form", [PLAIN, encoded(PLAIN), encoded(PLAIN).replace("%2b", "%2B"), encoded(encoded(PLAIN))])
 def test_own_credential_is_masked(form: str) -> None:
     """The provider's key is masked however it is written (case 102)."""
-    assert mask(f"call to https://x/?k={form} failed", ((b"x-api-key", PLAIN.encode()),)) == "call to https://x/?k=*** failed"
+    assert mask(f"call to https://x/?k={form} failed", ((b"x-api-key", PLAIN.encode()),)) == "call to https://x/?k=[API_KEY] failed"
 
 
 @pytest.mark.parametrize(

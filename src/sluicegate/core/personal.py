@@ -1,0 +1,154 @@
+"""What in a prompt may say who somebody is: addresses of mail and of machines, numbers of cards, accounts and telephones. As rules (matching.py).
+
+Conservative: a number is masked where its shape leaves little doubt and its check digits agree. A version (1.2.3), a time, a date, an amount, an
+identifier of another kind stay as they are.
+"""
+
+import re
+from functools import lru_cache
+
+from sluicegate.core.masks import ENDS
+from sluicegate.core.matching import Rule
+
+# Letters of the scripts of Europe: those of others are often written without a space between an address and what precedes it.
+_LETTERS = r"A-Za-z0-9\u00c0-\u02af\u0370-\u0523"
+_LOCAL_MAX = 64  # RFC 5321, 4.5.3.1.1
+_local = re.compile(rf"[{_LETTERS}_.!#$%&'*+/=?^`{{|}}~-]{{1,{_LOCAL_MAX}}}").match
+_DOMAIN = rf"(?:[{_LETTERS}_-]{{1,63}}\.){{1,6}}(?:xn--[A-Za-z0-9-]{{2,59}}|[A-Za-z\u00c0-\u02af\u0370-\u0523]{{2,24}})(?![A-Za-z0-9])"
+
+
+def _number(first: str) -> str:
+    """The first character of a number, where one may begin."""
+    return first + rf"(?<![A-Za-z0-9_.]{first})(?<![A-Z]\]{first})"
+
+
+def _address(found: "re.Match[str]") -> tuple[int, int]:
+    """What precedes the sign belongs to it as far as it can."""
+    at, text = found.start(), found.string
+    before = _local(text[at - 1 : at - _LOCAL_MAX - 1 if at > _LOCAL_MAX else None : -1])
+    assert before is not None
+    return at - before.end(), found.end()
+
+
+# -- cards: ISO/IEC 7812 ----------------------------------------------------------------------------------------------------------------------
+
+_GAP = r"[ \-\u00a0\u2009\u202f]"
+_CARD = re.compile(
+    _number("[2-6]")
+    + rf"(?=([0-9]{{3}}(?:({_GAP})[0-9]{{4}}\2[0-9]{{4}}\2[0-9]{{4}}(?:\2[0-9]{{1,3}})?|{_GAP}[0-9]{{6}}{_GAP}[0-9]{{4,5}}|[0-9]{{9,15}})){ENDS})"
+)
+_GAPS = str.maketrans(dict.fromkeys(" -\u00a0\u2009\u202f"))
+
+
+@lru_cache(1)
+def _luhn() -> dict[str, int]:
+    """What four digits add to the sum of a number whose last digit is one of theirs, or four, eight, ... places behind."""
+    twice = [sum(divmod(2 * digit, 10)) for digit in range(10)]
+    return {f"{n:04}": twice[n // 1000] + n // 100 % 10 + twice[n // 10 % 10] + n % 10 for n in range(10_000)}
+
+
+def _sums_up(digits: str) -> bool:
+    sums, padded = _luhn(), digits.zfill(20)
+    return (sums[padded[:4]] + sums[padded[4:8]] + sums[padded[8:12]] + sums[padded[12:16]] + sums[padded[16:]]) % 10 == 0
+
+
+def _card(found: "re.Match[str]") -> tuple[int, int] | None:
+    start, end = found.start(), found.end(1)
+    text = found.string
+    if found[2] is None:
+        written = text[start:end]
+        digits = written if written.isdigit() else written.translate(_GAPS)
+        return (start, end) if len(digits) >= 13 and _sums_up(digits) else None
+    if end > start + 19 and _sums_up(text[start:end].translate(_GAPS)):
+        return start, end
+    sums, second, third, fourth = _luhn(), start + 5, start + 10, start + 15  # what is behind may be something else
+    total = sums[text[start : start + 4]] + sums[text[second : second + 4]] + sums[text[third : third + 4]] + sums[text[fourth : fourth + 4]]
+    return (start, start + 19) if total % 10 == 0 else None
+
+
+# -- accounts: ISO 13616, lengths by the registry at https://www.swift.com/standards/data-standards/iban-international-bank-account-number ------
+
+_LENGTHS = {
+    15: "NO", 16: "BE", 18: "DK FI FK FO GL NL SD", 19: "MK SI", 20: "AT BA EE KZ LT LU MN XK", 21: "CH HR LI LV",
+    22: "BG BH CR DE GB GE IE ME RS VA", 23: "AE GI IL IQ OM SO TL",
+    24: "AD CZ ES MD PK RO SA SE SK TN VG", 25: "LY PT ST", 26: "IS TR", 27: "BI DJ FR GR IT MC MR SM",
+    28: "AL AZ BY CY DO GT HN HU LB NI PL SV", 29: "BR EG PS QA UA", 30: "JO KW MU YE", 31: "MT SC", 32: "LC", 33: "RU",
+}  # fmt: skip
+_LENGTH_OF = {country: length for length, countries in _LENGTHS.items() for country in countries.split()}
+# A country, two check digits, and beginnings of account numbers as there are: none looks like the beginning of another, so that few are tried.
+_IBAN = re.compile(
+    r"[A-Z](?<![A-Za-z0-9_][A-Z])(?<![A-Z]\][A-Z])[A-Z][0-9]{2}"
+    rf"(?:(?={_GAP}(?:[0-9]{{3}}[A-Z0-9]|[A-Z]{{4}}|[A-Z][0-9]{{3}}|[A-Z]{{2}}[0-9]{{2}}{_GAP}[0-9])[A-Z0-9]*{_GAP}[A-Z0-9]{{4}})|(?=[A-Z0-9]{{11}}))"
+)
+_CODES = {country: "".join(str(ord(letter) - 55) for letter in country) for country in _LENGTH_OF}
+_VALUES = {ord(letter): str(ord(letter) - 55) for letter in "ABCDEFGHIJKLMNOPQRSTUVWXYZ"}
+_ends = re.compile(ENDS).match
+
+
+def _account(found: "re.Match[str]") -> tuple[int, int] | None:
+    start, text = found.start(), found.string
+    country = text[start : start + 2]
+    length = _LENGTH_OF.get(country)
+    if length is None:
+        return None
+    gap = text[start + 4]
+    end = start + length + (0 if gap.isalnum() else (length - 1) // 4)
+    if end > len(text) or _ends(text, end) is None:
+        return None
+    account = text[start + 4 : end] if gap.isalnum() else text[start + 5 : end].replace(gap, "")
+    if len(account) != length - 4 or not account.isascii() or not account.isalnum():
+        return None
+    number = (account if account.isdigit() else account.translate(_VALUES)) + _CODES[country] + text[start + 2 : start + 4]
+    return (start, end) if number.isdigit() and int(number) % 97 == 1 else None
+
+
+# -- machines ---------------------------------------------------------------------------------------------------------------------------------
+
+_OCTET = r"(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
+_V4_ENDS = rf"{ENDS}(?!\.[0-9])"
+_IPV4 = re.compile(rf"{_number('[0-9]')}[0-9]{{0,2}}(?:\.{_OCTET}){{3}}{_V4_ENDS}")
+_HEX = "[0-9A-Fa-f]{1,4}"
+_V4 = rf"{_OCTET}(?:\.{_OCTET}){{3}}"
+_V6_FIRST = r"[0-9A-Fa-f](?<![A-Za-z0-9_:.][0-9A-Fa-f])(?<![A-Z]\][0-9A-Fa-f])[0-9A-Fa-f]{0,3}"
+_V6_ENDS = rf"{ENDS}(?!:)(?!\.[0-9])"
+_IPV6 = re.compile(rf"{_V6_FIRST}:(?:{_HEX}:){{5}}(?:{_HEX}:{_HEX}|{_V4}){_V6_ENDS}")
+_SHORT_IPV6 = re.compile(
+    rf"(?:{_V6_FIRST}(?::{_HEX}){{0,6}}+:|:(?<![A-Za-z0-9_:.]:)(?<![A-Z]\]:)):(?:(?:{_HEX}:){{0,5}}{_V4}|{_HEX}(?::{_HEX}){{0,6}}|){_V6_ENDS}"
+)
+_SHORTEST = 4  # hexadecimal digits of an address with a gap: with fewer, `1::2` may be of any programming language
+
+
+def _octets(found: "re.Match[str]") -> tuple[int, int] | None:
+    return found.span() if int(found[0].partition(".")[0]) <= 255 else None
+
+
+def _short(found: "re.Match[str]") -> tuple[int, int] | None:
+    """An address with a gap: not two words that a language puts colons between."""
+    written = found[0]
+    if len(written) - written.count(":") < _SHORTEST:
+        return None
+    groups = [group for group in written.split(":") if group]
+    return found.span() if len(groups) + ("." in written) <= 7 and not "".join(groups).isalpha() else None
+
+
+# -- telephones: ITU-T E.164, with a plus; and those of North America ---------------------------------------------------------------------------
+
+_BETWEEN = r"[ .\-/()\u00a0\u2009\u2011\u2013\u202f]"
+_PHONE = re.compile(rf"\+(?<![A-Za-z0-9_+]\+)(?<![A-Z]\]\+)[1-9](?:{_BETWEEN}{{0,2}}[0-9]){{7,14}}(?![0-9]){ENDS}")
+_AREA = r"[2-9][0-9]{2}"
+_AMERICAN = re.compile(
+    rf"[(1-9](?<![A-Za-z0-9_.][(1-9])(?<![0-9]-[1-9])(?<![A-Z]\][(1-9])(?:(?<=\(){_AREA}\) ?|(?<=1)[-. ]{_AREA}[-.]|(?<=[2-9])[0-9]{{2}}[-.])"
+    rf"{_AREA}[-.][0-9]{{4}}{ENDS}(?![-.][0-9])"
+)
+
+PERSONAL = (
+    Rule("EMAIL", re.compile(rf"@(?<=[{_LETTERS}_.!#$%&'*+/=?^`{{|}}~-]@){_DOMAIN}"), ("@",), _address, before=_LOCAL_MAX + 1),
+    Rule("EMAIL", re.compile(rf"%40(?<=[{_LETTERS}_.+-]%40){_DOMAIN}"), ("%40",), _address, before=_LOCAL_MAX + 1),
+    Rule("IBAN", _IBAN, (), _account),
+    Rule("CARD", _CARD, (), _card),
+    Rule("IP", _IPV4, (".",), _octets),
+    Rule("IP", _IPV6, (":",)),
+    Rule("IP", _SHORT_IPV6, ("::",), _short),
+    Rule("PHONE", _PHONE, ("+",)),
+    Rule("PHONE", _AMERICAN, ()),
+)

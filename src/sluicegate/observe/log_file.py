@@ -1,0 +1,258 @@
+"""Lines that are appended to a file, or to stdout, by a thread of its own: whole lines or none, whatever the disk does.
+
+    file = LogFile(path, Rotation(size_bytes, keep, gzip), on_state)
+    file.write(lines)        # at once; False: they are lost, since too many wait
+    file.lost                # lines so far, these included
+    file.close(timeout_s)
+
+Several processes may append to one file: each holds a lock on it while it does, and looks whether it still is the file of that name. Who finds it
+full renames it, by the time, under that lock; then it is compressed, and the oldest are deleted, in a thread again.
+
+Invariants: whoever writes never waits. What a full disk has taken of a line is taken back. How it fails: lines that cannot be written are counted
+(`lost`) and left out, the next ones are tried anew; `on_state(state, reason)` is told, from the thread, when that begins and ends. Nothing is raised.
+"""
+
+import contextlib
+import errno
+import fcntl
+import gzip
+import os
+import re
+import select
+import shutil
+import stat
+import time
+from collections.abc import Callable
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import NamedTuple
+
+WAITING_MAX = 16 << 20  # bytes that may wait for the disk; one line alone may be longer
+AT_ONCE = 1 << 20  # bytes in one write
+OPENED_MAX = 100  # times in a row that a file is found renamed by others
+PIPE_WAIT_S = 1.0
+STDOUT = "stdout"
+_ROTATED = re.compile(r"\.[0-9]{8}T[0-9]{6}\.[0-9]{6}(\.gz)?")
+
+
+class Rotation(NamedTuple):
+    """When a file is put aside, and what becomes of it."""
+
+    size_bytes: int
+    keep: int  # files that were put aside
+    gzip: bool
+
+
+class LogFile:
+    """One worker's end of a file. to: `stdout`, or a path."""
+
+    def __init__(self, to: str, rotation: Rotation, on_state: Callable[[str, str], None], time_ns: Callable[[], int] = time.time_ns) -> None:
+        """time_ns: the wall clock."""
+        self._target = _Shared(1) if to == STDOUT else _File(Path(to), rotation, time_ns)
+        self._on_state = on_state
+        self._queue: SimpleQueue[list[bytes] | None] = SimpleQueue()
+        self._given = self._done = 0  # bytes; each is counted up by one thread only, and so are the two below
+        self._refused = self._failed = 0  # lines
+        self._state = "ok"
+        self._thread = Thread(target=self._run, name="request log", daemon=True)
+        self._thread.start()
+
+    @property
+    def lost(self) -> int:
+        """Lines."""
+        return self._refused + self._failed
+
+    def write(self, lines: list[bytes]) -> bool:
+        """Takes whole lines, each with its end. False: too many wait."""
+        size, waiting = sum(map(len, lines)), self._given - self._done
+        if waiting and waiting + size > WAITING_MAX:
+            self._refused += len(lines)
+            return False
+        self._given += size
+        self._queue.put(lines)
+        return True
+
+    def close(self, timeout_s: float) -> None:
+        """Waits until everything is written, or the time is over."""
+        self._queue.put(None)
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        lines: list[bytes] | None = []
+        while lines is not None:
+            lines, batch = self._queue.get(), []
+            while lines is not None:
+                batch += lines
+                if sum(map(len, lines)) >= AT_ONCE:
+                    break
+                try:
+                    lines = self._queue.get_nowait()
+                except Empty:
+                    break
+            if batch:
+                self._append(b"".join(batch))
+        self._target.close()
+
+    def _append(self, data: bytes) -> None:
+        try:
+            kept, reason = self._target.append(data)
+        except OSError as error:
+            kept, reason = 0, _why(error)
+        if kept < len(data):
+            self._failed += data.count(b"\n", kept)
+        self._done += len(data)
+        state = "failing" if reason else "ok"
+        if state != self._state:
+            self._state = state
+            self._on_state(state, reason)
+
+
+class _Shared:
+    """A descriptor that other processes write to as well, one at a time."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def append(self, data: bytes) -> tuple[int, str]:
+        """How many bytes of whole lines were written, and why not all."""
+        with contextlib.suppress(OSError):  # what cannot be locked is written to all the same
+            fcntl.lockf(self._fd, fcntl.LOCK_EX)
+        try:
+            return _write(self._fd, data)
+        finally:
+            with contextlib.suppress(OSError):
+                fcntl.lockf(self._fd, fcntl.LOCK_UN)
+
+    def close(self) -> None:
+        """It is the process's own."""
+
+
+class _File:
+    """A file by its path. What is no regular file (a pipe, /dev/full) is neither cut nor put aside."""
+
+    def __init__(self, path: Path, rotation: Rotation, time_ns: Callable[[], int]) -> None:
+        self._path = path
+        self._rotation = rotation
+        self._time_ns = time_ns
+        self._fd: int | None = None
+        self._tidying: Thread | None = None
+
+    def append(self, data: bytes) -> tuple[int, str]:
+        """How many bytes of whole lines are in the file now, and why not all (or what else is wrong). Raises OSError where it cannot be opened."""
+        reason = ""
+        for _ in range(OPENED_MAX):
+            fd = self._opened()
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            try:
+                found = os.fstat(fd)
+                if not self._is(found):  # renamed by another process, which has made a new one
+                    self.close()
+                elif not stat.S_ISREG(found.st_mode):
+                    return _write(fd, data)
+                elif reason or not found.st_size or found.st_size + len(data) <= self._rotation.size_bytes:
+                    kept, why = _append_whole(fd, data, found.st_size)
+                    return kept, why or reason
+                else:
+                    reason = self._put_aside()
+            finally:
+                if self._fd is not None:
+                    fcntl.flock(fd, fcntl.LOCK_UN)
+        return 0, "others rename it all the time"
+
+    def close(self) -> None:
+        """And with it, its lock is given up."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+    def _opened(self) -> int:
+        if self._fd is None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._fd = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        return self._fd
+
+    def _is(self, found: os.stat_result) -> bool:
+        try:
+            named = os.stat(self._path)
+        except FileNotFoundError:
+            return False
+        return (named.st_dev, named.st_ino) == (found.st_dev, found.st_ino)
+
+    def _put_aside(self) -> str:
+        """Why it cannot be, "" if it is."""
+        seconds, rest = divmod(self._time_ns() // 1_000, 1_000_000)
+        try:
+            os.rename(self._path, f"{self._path}.{time.strftime('%Y%m%dT%H%M%S', time.gmtime(seconds))}.{rest:06}")
+        except OSError as error:
+            return f"cannot be rotated: {_why(error)}"
+        self.close()
+        if self._tidying is None or not self._tidying.is_alive():
+            self._tidying = Thread(target=tidy, args=(self._path, self._rotation), name="rotated logs", daemon=True)
+            self._tidying.start()
+        return ""
+
+
+def _append_whole(fd: int, data: bytes, size: int) -> tuple[int, str]:
+    """Appends to a regular file of this size, which nobody else appends to meanwhile."""
+    torn = size > 0 and os.pread(fd, 1, size - 1) != b"\n"  # of a process that was killed as it wrote: a line of its own, which nobody can read
+    kept, why = _write(fd, b"\n" + data if torn else data)
+    if why:
+        with contextlib.suppress(OSError):
+            os.ftruncate(fd, size + kept)
+    return max(kept - torn, 0), why
+
+
+def _write(fd: int, data: bytes) -> tuple[int, str]:
+    """How many bytes of whole lines were written, and why not all."""
+    view, done = memoryview(data), 0
+    while done < len(data):
+        try:
+            done += os.write(fd, view[done:])
+        except BlockingIOError:  # somebody has made the pipe so
+            select.select([], [fd], [], PIPE_WAIT_S)
+        except OSError as error:
+            return data.rfind(b"\n", 0, done) + 1, _why(error)
+    return done, ""
+
+
+def _why(error: OSError) -> str:
+    return errno.errorcode.get(error.errno or 0, "") or str(error)
+
+
+def rotated(path: Path) -> list[Path]:
+    """What was put aside of a file, the oldest first."""
+    with contextlib.suppress(OSError):
+        return sorted(one for one in path.parent.iterdir() if one.name.startswith(path.name) and _ROTATED.fullmatch(one.name[len(path.name) :]))
+    return []
+
+
+def tidy(path: Path, rotation: Rotation) -> None:
+    """Deletes the oldest, compresses the others. Where that cannot be done, they stay as they are, and the next time it is tried again."""
+    files = rotated(path)
+    kept = max(len(files) - rotation.keep, 0)
+    for file in files[:kept]:
+        with contextlib.suppress(OSError):
+            file.unlink()
+    if rotation.gzip:
+        for file in files[kept:]:
+            if file.suffix != ".gz":
+                with contextlib.suppress(OSError):
+                    _compress(file)
+
+
+def _compress(file: Path) -> None:
+    """One that another process compresses is left to it."""
+    part = file.with_name(file.name + ".gz.part")
+    with file.open("rb") as source:
+        fcntl.flock(source.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not file.exists():
+            return
+        try:
+            with gzip.open(part, "wb") as target:
+                shutil.copyfileobj(source, target, 1 << 20)
+            part.rename(file.with_name(file.name + ".gz"))
+            file.unlink()
+        except OSError:
+            part.unlink(missing_ok=True)
+            raise
