@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 from sluicegate.records.database import Database
 from sluicegate.records.queries import Question
-from sluicegate.records.schema import requests
+from sluicegate.records.schema import request_rows, request_shapes
 from sluicegate.records.store import Records
 
 START_S = 1_793_491_200  # 2026-11-01, in UTC
@@ -32,7 +32,6 @@ PATIENCE_S = 3_600.0
 
 # By column; what is left out is nothing. `i` counts the rows, which are spread over the month.
 VALUES = {
-    "request_id": "'req_' || lpad(i::text, 12, '0')",
     "time_ms": f"{START_S}000::bigint + (i * {MONTH_S}000.0 / :rows)::bigint",
     "tree": "'org' || i % 4",
     "tenant": f"'org' || i % 4 || '/team' || i % {TEAMS}",
@@ -44,23 +43,28 @@ VALUES = {
     "status": "CASE WHEN i % 50 = 0 THEN 429 ELSE 200 END",
     "refusal": "CASE WHEN i % 50 = 0 THEN 'rate' ELSE '' END",
     "error": "CASE WHEN i % 50 = 0 THEN 'rate_limit_exceeded' ELSE '' END",
-    "attempts": "'[]'",
+    "attempts": "CASE WHEN i % 50 = 0 THEN '[]' ELSE '' END",
     "tries": "CASE WHEN i % 50 = 0 THEN 0 ELSE 1 END",
     "input_tokens": "CASE WHEN i % 50 = 0 THEN 0 ELSE 100 + i % 400 END",
     "output_tokens": "CASE WHEN i % 50 = 0 THEN 0 ELSE 50 + i % 250 END",
     "cost_nano_usd": "CASE WHEN i % 50 = 0 THEN 0 ELSE 10000 + i % 90000 END",
     "latency_us": "200000 + i * 7919 % 4000000",
     "client_user": "'user' || i % 1000",
+    "day_s": f"{START_S + MONTH_S}",
     "ended": "1",
 }
+VALUES["request_id"] = f"'req_' || lpad(to_hex({VALUES['time_ms']}), 11, '0') || '_b' || to_hex(i)"
+VALUES["shape"] = f"hashtextextended({VALUES['key_id']} || ' ' || {VALUES['model']} || ' ' || {VALUES['status']}, 0)"
 
 
 def make_rows(connection: Connection, rows: int, from_row: int, to_row: int) -> None:
     """Rows of a month, made by the server. From a row up to, not including, another of them."""
-    empty = {column.name: "''" if column.type.python_type is str else "0" for column in requests.c}
-    values = ", ".join((empty | VALUES).values())
-    statement = f"INSERT INTO requests SELECT {values} FROM generate_series(CAST(:from_row AS bigint), CAST(:to_row AS bigint)) AS i"
-    connection.execute(text(statement), {"rows": rows, "from_row": from_row, "to_row": to_row - 1})
+    some = "generate_series(CAST(:from_row AS bigint), CAST(:to_row AS bigint)) AS i"
+    for table, once, again in ((request_shapes, "DISTINCT", "ON CONFLICT DO NOTHING"), (request_rows, "", "")):
+        empty = {column.name: "''" if column.type.python_type is str else "0" for column in table.c}
+        values = ", ".join(VALUES.get(name, nothing) for name, nothing in empty.items())
+        statement = f"INSERT INTO {table.name} SELECT {once} {values} FROM {some} {again}"
+        connection.execute(text(statement), {"rows": rows, "from_row": from_row, "to_row": to_row - 1})
 
 
 async def fill(url: str, rows: int, at_once: int = 250_000) -> None:
@@ -69,7 +73,7 @@ async def fill(url: str, rows: int, at_once: int = 250_000) -> None:
     try:
         for start in range(0, rows, at_once):
             await database.call(lambda connection, start=start: make_rows(connection, rows, start, min(rows, start + at_once)))
-        await database.call(lambda connection: connection.execute(text("ANALYZE requests")) and None)
+        await database.call(lambda connection: connection.execute(text("ANALYZE request_rows, request_shapes")) and None)
     finally:
         await database.close()
 

@@ -36,6 +36,7 @@ from sluicegate.core import meter
 from sluicegate.core.estimate import Learned
 from sluicegate.core.once import Store
 from sluicegate.core.record import Record
+from sluicegate.core.request_ids import request_id
 from sluicegate.directory import Compiled, Directory
 from sluicegate.directory_changes import Changes
 from sluicegate.expiries import Expiries
@@ -139,7 +140,7 @@ class Worker:
             self._observers(loaded),
             self._expiries.swept,
             self.notices,
-            lambda: f"req_{boot}{next(ids):08x}",
+            lambda time_ms: request_id(time_ms, boot, next(ids)),
             time.monotonic,  # the loop's own time stands still within a turn and has milliseconds
             time_ms,
             config.server.max_body,

@@ -61,7 +61,7 @@ class Gateway:
         observers: Sequence[Callable[[Record], None]],
         on_swept: Callable[[Swept], None],
         notices: Notices,
-        new_id: Callable[[], str],
+        new_id: Callable[[int], str],
         clock: Callable[[], float],
         time_ms: Callable[[], int],
         max_body_bytes: int,
@@ -94,7 +94,8 @@ class Gateway:
 
     async def serve(self, exchange: Exchange, dialect: Dialect) -> None:
         """One request of a client, from its headers to the last byte of the answer."""
-        trip = Trip(self._new_id(), exchange, dialect, self.policy, self._time_ms())
+        time_ms = self._time_ms()
+        trip = Trip(self._new_id(time_ms), exchange, dialect, self.policy, time_ms)
         trip.trace = self.traces.begin(exchange) if self.traces is not None else None
         self.trips.add(trip)
         try:

@@ -9,7 +9,11 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import Connection, inspect, text
 
+from sluicegate.core.record import Record, Spent
+from sluicegate.records import aside
 from sluicegate.records.database import Database
+from sluicegate.records.migrations.versions import version_3
+from sluicegate.records.queries import Question
 from sluicegate.records.rows import RecordsUnavailable
 from sluicegate.records.schema import SCHEMA_VERSION, metadata
 from support_records import SECOND, asked, opened, used
@@ -69,6 +73,21 @@ async def look(url: str, work: object) -> object:
         await database.close()
 
 
+async def forget(url: str, *what: str) -> None:
+    """Drops it."""
+    database = Database(url, 20.0)
+    database._prepared = database.session
+
+    def work(connection: Connection) -> None:
+        for one in what:
+            connection.execute(text(f"DROP {one}"))
+
+    try:
+        await database.call(work)
+    finally:
+        await database.close()
+
+
 @pytest.mark.parametrize("version", [1, 2])
 async def test_an_older_database_is_taken_over(records_url: str, version: int) -> None:
     """Several workers open it at once: what was used is there, how far writers were too, and an identity; then it is as a new one is."""
@@ -98,8 +117,71 @@ async def test_a_migration_that_fails_changes_nothing(records_url: str) -> None:
     for _ in range(2):
         with pytest.raises(RecordsUnavailable, match="requests"):
             await look(records_url, lambda connection: None)
+    await forget(records_url, "TABLE requests")
     await make_old(records_url, 2)
     assert await look(records_url, lambda connection: connection.execute(text("SELECT version FROM meta")).scalar()) == SCHEMA_VERSION
+
+
+def old_row(number: int) -> dict[str, object]:
+    """As a program of version 5 wrote it."""
+    said = {"tree": "acme", "tenant": "acme/team", "key_id": "acme/team/@lab", "model": "chat", "deployment": "up/small", "provider": "up"}
+    amounts = {"input_tokens": number, "output_tokens": 2, "cost_nano_usd": 3, "latency_us": 9_000}
+    told = {"attempts": '[{"deployment":"up/small","outcome":"200"}]', "tries": 1, "status": 200, "ended": 1, "client_user": f"user{number % 2}"}
+    nothing = {name: "" if name in version_3.WORDS else 0 for name in version_3.ROW}
+    return {"request_id": f"req_0123456789ab{number:08x}", **nothing, "time_ms": SECOND * 1000 + number, **said, **amounts, **told}
+
+
+async def make_version_5(url: str, rows: int) -> None:
+    """A database of that version, with requests."""
+    async with opened(url) as records:
+        await records.add("w", 1, [used(requests=rows)])
+    await forget(url, "VIEW requests", "TABLE request_rows", "TABLE request_shapes")
+    database = Database(url, 20.0)
+    database._prepared = database.session
+
+    def work(connection: Connection) -> None:
+        fields = ", ".join(f"{name} {'TEXT' if name in version_3.WORDS else 'BIGINT'} NOT NULL" for name in version_3.ROW)
+        connection.execute(text(f"CREATE TABLE requests (request_id TEXT NOT NULL PRIMARY KEY, {fields})"))
+        names = ", ".join(old_row(0))
+        values = ", ".join(f":{name}" for name in old_row(0))
+        connection.execute(text(f"INSERT INTO requests ({names}) VALUES ({values})"), [old_row(number) for number in range(rows)])
+        connection.execute(text("UPDATE meta SET version = 5"))
+
+    try:
+        await database.call(work)
+    finally:
+        await database.close()
+
+
+async def test_rows_of_version_5_are_brought_in_bit_by_bit(records_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The newest first, as somebody writes; when the last has come, each is found by its id, by whose it is and by its label."""
+    monkeypatch.setattr(aside, "ROWS_AT_ONCE", 4)
+    await make_version_5(records_url, 10)
+    async with opened(records_url) as records:
+        await records.add("w", 2, [used()], 1)
+        assert sorted(row["input_tokens"] for row in (await records.requests(Question())).rows) == [6, 7, 8, 9]
+        for number in (3, 4, 5):
+            await records.add("w", number, [used()], number - 1)
+        found = (await records.requests(Question((), {"key": ["acme/team/@lab"], "label": ["user1"]}))).rows
+        assert [row["input_tokens"] for row in found] == [9, 7, 5, 3, 1]
+        one = await records.request(f"req_0123456789ab{7:08x}")
+        assert one is not None
+        assert {name: one[name] for name in old_row(7)} == old_row(7)
+        assert await look(records_url, lambda connection: inspect(connection).has_table("requests_of_5")) is False
+
+
+async def test_a_row_of_version_5_that_has_gone_on_meanwhile(records_url: str) -> None:
+    """A line about its request came before it was brought in: the row has what both say that it was charged, and so it ended."""
+    await make_version_5(records_url, 3)
+    there = old_row(1)
+    request_id, time_ms = str(there["request_id"]), int(str(there["time_ms"]))
+    ended = Record(request_id, time_ms, "acme/team/@lab", "chat", "up/small", status=502)
+    async with opened(records_url) as records:
+        lines = [("acme", f"{request_id}.2", ended, Spent("acme/team/@lab", "chat", "up/small", time_ms, 1, 1, 10, 20, 30))]
+        await records.add("w", 2, [used()], 1, lines)
+        one = await records.request(request_id)
+        assert one is not None and [one[name] for name in ("input_tokens", "output_tokens", "cost_nano_usd", "status")] == [11, 22, 33, 502]
+        assert len((await records.requests(Question())).rows) == 3
 
 
 def test_alembic_is_imported_only_when_it_is_needed(tmp_path_factory: pytest.TempPathFactory) -> None:

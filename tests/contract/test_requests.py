@@ -4,18 +4,21 @@ import asyncio
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from sqlalchemy import Connection, select
 
 from sluicegate.core.record import Attempt, Record, Spent
+from sluicegate.core.request_ids import request_id
 from sluicegate.records.requests import Line
 from sluicegate.records.retention import Kept
 from sluicegate.records.rows import UsageRow
-from sluicegate.records.schema import DAY_S, requests, usage_days, usage_quarters
+from sluicegate.records.schema import DAY_S, request_shapes, requests, usage_days, usage_quarters
 from sluicegate.records.store import Records
 from support_records import SECOND, asked, opened, used
 
 KEY = "acme/team/@lab"
+ID = request_id(SECOND * 1000, "w", 1)
 
 
 def record(request_id: str, **fields: Any) -> Record:
@@ -76,6 +79,9 @@ async def test_a_row_says_all_that_the_record_says(records_url: str) -> None:
         tags="app=x",
         client_id="theirs",
         shadow="soft",
+        saved_nano_usd=7,
+        rules="no-cards",
+        trace_id="0af7",
     )
     async with opened(records_url) as records:
         await records.add("w", 1, [used()], lines=[line("r1.1", one, spent())])
@@ -88,8 +94,33 @@ async def test_a_row_says_all_that_the_record_says(records_url: str) -> None:
         **{"input_tokens": 10, "cached_tokens": 3, "cache_write_tokens": 2, "output_tokens": 20},
         **{"reasoning_tokens": 4, "source": "reported", "cost_nano_usd": 5, "cost_source": "", "cache": "", "held": 64, "latency_us": 9_000},
         **{"first_byte_us": 4_000, "overhead_us": 300, "waited_us": 100, "client_gone": 1, "client_user": "ann", "tags": "app=x"},
-        **{"client_id": "theirs", "shadow": "soft", "ended": 1},
+        **{"client_id": "theirs", "shadow": "soft", "saved_nano_usd": 7, "rules": "no-cards", "trace_id": "0af7", "ended": 1},
+        **{"outcome": "", "billed": "", "failure": "", "called_us": 0},
     }
+
+
+SOLE = Attempt("up/small", "200", 7, "yes", 0, "odd", 5, 10, 20)
+
+
+@pytest.mark.parametrize("attempts", [(), (SOLE,), (msgspec.structs.replace(SOLE, wait_us=9),), (SOLE, SOLE)], ids=["none", "one", "waited", "two"])
+async def test_attempts_are_told_as_they_were(records_url: str, attempts: tuple[Attempt, ...]) -> None:
+    """A single one is not written, and told from the rest of its row all the same."""
+    async with opened(records_url) as records:
+        await records.add("w", 1, [], lines=[line(f"{ID}.1", record(ID, attempts=attempts), spent())])
+        row = await records.request(ID)
+        assert row is not None
+        assert json.loads(row["attempts"]) == msgspec.to_builtins(list(attempts))
+        assert row["tries"] == len(attempts)
+
+
+async def test_a_shape_is_written_once(records_url: str) -> None:
+    """Whoever writes it, and however many requests have it."""
+    async with opened(records_url) as one, opened(records_url) as two:
+        for number, records in enumerate((one, two, one), 1):
+            ids = [request_id(SECOND * 1000 + i, f"w{number}", i) for i in range(3)]
+            await records.add(f"w{number}", 1, [], lines=[line(f"{id}.1", record(id), spent(input_tokens=i)) for i, id in enumerate(ids)])
+        shapes = await one._database.call(lambda connection: connection.execute(select(request_shapes)).all())
+        assert (len(shapes), len(await rows(one))) == (1, 9)
 
 
 async def test_what_became_of_requests_is_counted(records_url: str) -> None:
@@ -119,18 +150,18 @@ async def test_what_became_of_requests_is_counted(records_url: str) -> None:
 
 async def test_attempts_of_a_request_are_one_row(records_url: str) -> None:
     """Two were billed, in one batch or in two: their charges add up, and the end of the request is told once."""
-    first, last = line("r.1", None, spent(1, 2, 3, deployment="up/big")), line("r.2", record("r", input_tokens=11), spent(10, 20, 5))
-    for batches in ([[first, last]], [[first], [last]]):
-        async with opened(records_url) as records:
-            writer = f"w{len(batches)}"
-            told = [[(tree, f"{writer}{hold_id}", one, charged) for tree, hold_id, one, charged in batch] for batch in batches]
-            for number, batch in enumerate(told, 1):
-                await records.add(writer, number, [], lines=batch)
-                await records.add(writer, number, [], lines=batch)  # is in already
-            found = {row["request_id"]: row for row in await rows(records)}
-            row = found[f"{writer}r"]
-            assert [row[name] for name in ("input_tokens", "output_tokens", "cost_nano_usd", "ended", "status")] == [11, 22, 8, 1, 200]
     async with opened(records_url) as records:
+        for number in (1, 2):
+            id = request_id(SECOND * 1000, "w", number)
+            first = line(f"{id}.1", None, spent(1, 2, 3, deployment="up/big", at_s=SECOND + 2))
+            last = line(f"{id}.2", record(id, input_tokens=11), spent(10, 20, 5, at_s=SECOND + 3))
+            for seq, batch in enumerate([[first, last]] if number == 1 else [[first], [last]], 1):
+                await records.add(f"w{number}", seq, [], lines=batch)
+                await records.add(f"w{number}", seq, [], lines=batch)  # is in already
+            row = await records.request(id)
+            assert row is not None
+            assert [row[name] for name in ("input_tokens", "output_tokens", "cost_nano_usd", "ended", "status")] == [11, 22, 8, 1, 200]
+        assert len(await rows(records)) == 2
         assert await counted(records, "records", "answers") == [2, 2]
 
 
@@ -153,14 +184,17 @@ async def test_a_request_that_is_under_way_has_a_row_of_what_it_was_charged(reco
 @pytest.mark.parametrize("late", [True, False], ids=["the end comes late", "the end was there"])
 async def test_a_request_given_up_for_dead_that_ends_counts_once(records_url: str, late: bool) -> None:
     """Whoever charged its hold has written it as expired, with all that was held; then it is told what it really used, in any order."""
-    expired = line("r.1", record("r", status=0, error="expired", latency_us=0), spent(10, 50, 60))
-    ended, corrected = line("r.1", record("r"), spent(10, 20, 5)), line("r.1", None, Spent(KEY, "chat", "up/small", 0, -1, -1, -10, -50, -60))
+    later_ms = SECOND * 1000 + 1_000_000
+    expired = line(f"{ID}.1", record(ID, time_ms=later_ms, status=0, error="expired", latency_us=0), spent(10, 50, 60))
+    ended = line(f"{ID}.1", record(ID), spent(10, 20, 5))
+    corrected = line(f"{ID}.1", None, Spent(KEY, "chat", "up/small", later_ms, -1, -1, -10, -50, -60))
     async with opened(records_url) as records:
         for writer, told in (("a", expired), ("b", ended)) if late else (("b", ended), ("a", expired)):
             await records.add(writer, 1, [], lines=[told])
         await records.add("a", 2, [], lines=[corrected])
         [row] = await rows(records)
-        assert [row[name] for name in ("input_tokens", "output_tokens", "cost_nano_usd", "status", "error")] == [10, 20, 5, 200, ""]
+        told = [row[name] for name in ("input_tokens", "output_tokens", "cost_nano_usd", "status", "error", "time_ms")]
+        assert told == [10, 20, 5, 200, "", SECOND * 1000]
         assert await counted(records, "records", "errors", "answers", "latency_3") == [1, 0, 1, 1]
 
 

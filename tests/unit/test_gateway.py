@@ -172,7 +172,7 @@ class Stage:
             Idempotency(MemoryStore(self.clock)),
         )
 
-    def _new_id(self) -> str:
+    def _new_id(self, time_ms: int) -> str:
         self.requests += 1
         return f"req_{self.requests}"
 

@@ -27,30 +27,29 @@ TOO_MANY = 429
 def counts(record: Record) -> list[int]:
     """What one request adds to COUNTS and LATENCIES."""
     found = [0] * (len(COUNTS) + len(LATENCIES))
-    count(record, found)
+    count(record, [record.latency_us], found)
+    found[7:10] = record.cached_tokens, record.cache_write_tokens, record.reasoning_tokens
     return found
 
 
-def count(record: Record, into: list[int]) -> None:
-    """Adds one request to sums by COUNTS and LATENCIES."""
-    into[0] += 1
-    status = record.status
-    if record.refusal:
-        into[1] += 1
-    elif record.error:
-        into[3] += 1
-    if status == TOO_MANY:
-        into[2] += 1
-    elif status == 200:
-        into[6] += 1
-        into[len(COUNTS) + bisect_left(BOUNDS_US, record.latency_us)] += 1
-        if len(record.attempts) > 1 and fell_back(record):
-            into[4] += 1
-        if record.cache == "hit":
-            into[5] += 1
-    into[7] += record.cached_tokens
-    into[8] += record.cache_write_tokens
-    into[9] += record.reasoning_tokens
+def count(like: Record, latencies_us: Sequence[int], into: list[int]) -> None:
+    """Adds what became of requests that ended like one of them, each after so long, to sums by COUNTS and LATENCIES: all but their tokens."""
+    number = len(latencies_us)
+    into[0] += number
+    if like.refusal:
+        into[1] += number
+    elif like.error:
+        into[3] += number
+    if like.status == TOO_MANY:
+        into[2] += number
+    elif like.status == 200:
+        into[6] += number
+        for latency_us in latencies_us:
+            into[len(COUNTS) + bisect_left(BOUNDS_US, latency_us)] += 1
+        if fell_back(like):
+            into[4] += number
+        if like.cache == "hit":
+            into[5] += number
 
 
 def fell_back(record: Record) -> bool:

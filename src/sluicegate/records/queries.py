@@ -22,7 +22,7 @@ from sluicegate.core.limits import Unit
 from sluicegate.core.record import Record
 from sluicegate.records.figures import BOUNDS_US, COUNTS, LATENCIES, TOO_MANY, counts, quantile_us
 from sluicegate.records.requests import UNKNOWN_MODEL
-from sluicegate.records.schema import AMOUNTS, DAY_S, QUARTER_S, SPANS_S, meta, requests, usage_days, usage_quarters
+from sluicegate.records.schema import AMOUNTS, DAY_S, QUARTER_S, SPANS_S, meta, request_rows, requests, usage_days, usage_quarters
 from sluicegate.records.sums import EVERYTHING, NEVER_S, cover
 
 GROUPS = ("tenant", "key", "model", "deployment", "provider", "day", "hour", "label")
@@ -84,13 +84,6 @@ class Usage(msgspec.Struct, frozen=True):
     groups: list[Group]
     total: Figures
     next: str  # for the page after this one; "" if there is none
-
-
-class RequestPage(msgspec.Struct, frozen=True):
-    """Rows of requests, the newest first."""
-
-    rows: list[dict[str, Any]]
-    next: str
 
 
 class Key(msgspec.Struct, frozen=True):
@@ -216,9 +209,9 @@ def _zoned(connection: Connection, question: Question, table: Table, from_s: int
     if from_s >= to_s or question.zone == "UTC":
         yield from [(table, from_s, to_s, 0)] if from_s < to_s else []
         return
-    time, unit = (table.c.time_ms, 1000) if table is requests else (table.c.time_s, 1)
-    first, last = connection.execute(select(func.min(time), func.max(time))).one()
-    if first is None:
+    unit = 1000 if table is requests else 1
+    first, last = ends(connection, table)
+    if first is None or last is None:
         return
     from_s, to_s = max(from_s, first // unit), min(to_s, last // unit + QUARTER_S)
     zone = ZoneInfo(question.zone)
@@ -261,23 +254,11 @@ def _of_unit(unit: Unit, used: Figures) -> int:
     return used.cost_nano_usd
 
 
-def request_page(connection: Connection, question: Question, limit: int = PAGE, after: str = "") -> RequestPage:
-    """Requests that fit, the newest first. group_by has no effect. after: `next` of the page before. Raises ValueError if that cannot be."""
-    c = requests.c
-    found = select(requests).where(*_conditions(requests, question.filters), *_within(question))
-    if after:
-        time_ms, _, request_id = after.partition(":")
-        if not time_ms.isdecimal() or not request_id:
-            raise ValueError("after: is no place in these pages")
-        found = found.where(or_(c.time_ms < int(time_ms), and_(c.time_ms == int(time_ms), c.request_id < request_id)))
-    rows = [dict(row._mapping) for row in connection.execute(found.order_by(c.time_ms.desc(), c.request_id.desc()).limit(limit + 1))]
-    return RequestPage(rows[:limit], f"{rows[limit - 1]['time_ms']}:{rows[limit - 1]['request_id']}" if len(rows) > limit else "")
-
-
-def request(connection: Connection, request_id: str) -> dict[str, Any] | None:
-    """One row, by its id."""
-    found = connection.execute(select(requests).where(requests.c.request_id == request_id)).first()
-    return dict(found._mapping) if found is not None else None
+def ends(connection: Connection, table: Table) -> tuple[int | None, int | None]:
+    """The first and the last time in a table, each by its own look at the index."""
+    time = request_rows.c.time_ms if table is requests else table.c.time_s
+    first, last = connection.execute(select(select(func.min(time)).scalar_subquery(), select(func.max(time)).scalar_subquery())).one()
+    return first, last
 
 
 Found = Iterator[tuple[Key, Sequence[int]]]
@@ -293,7 +274,7 @@ def _from_sums(connection: Connection, question: Question, table: Table, from_s:
         found = found.where(c.time_s.in_(range(from_s, to_s, span_s)))
     else:
         found = found.where(c.time_s >= from_s, c.time_s < to_s)
-    yield from _read(connection, found.where(*_conditions(table, question.filters)), list(names))
+    yield from _read(connection, found.where(*conditions(table, question.filters)), list(names))
 
 
 def _from_rows(connection: Connection, question: Question, table: Table, from_s: int, to_s: int, offset_s: int) -> Found:
@@ -302,7 +283,7 @@ def _from_rows(connection: Connection, question: Question, table: Table, from_s:
     parts = {"time_s": time_s, "key_id": c.key_id, "model": counted_model(), "deployment": c.deployment}
     names = _parts(question.group_by, parts | {"user": c.client_user, "tags": c.tags})
     within = c.time_ms >= from_s * 1000, c.time_ms < to_s * 1000, *_within(question)
-    found = sum_rows({f"of_{name}": part for name, part in names.items()}, *within, *_conditions(table, question.filters))
+    found = sum_rows({f"of_{name}": part for name, part in names.items()}, *within, *conditions(table, question.filters))
     yield from _read(connection, found, list(names))
 
 
@@ -336,7 +317,7 @@ def _within(question: Question) -> list[ColumnElement[bool]]:
     return [c.time_ms >= question.start_ms, *([c.time_ms < question.end_ms] if question.end_ms else [])]
 
 
-def _conditions(table: Table, filters: Mapping[str, Sequence[str]]) -> Iterator[ColumnElement[bool]]:
+def conditions(table: Table, filters: Mapping[str, Sequence[str]]) -> Iterator[ColumnElement[bool]]:
     """Each must hold. Raises ValueError for a name that is none."""
     c = table.c
     for name, values in filters.items():

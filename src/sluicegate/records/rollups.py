@@ -6,7 +6,7 @@ still there, and they are what counters are seeded from.
 
 from sqlalchemy import Connection, exists, func, insert, select
 
-from sluicegate.records.queries import SUMMED, counted_model, sum_rows
+from sluicegate.records.queries import SUMMED, counted_model, ends, sum_rows
 from sluicegate.records.schema import DAY_S, QUARTER_S, requests, usage_days, usage_quarters
 
 PLACE = ("tree", "key_id", "model", "deployment")
@@ -14,8 +14,8 @@ PLACE = ("tree", "key_id", "model", "deployment")
 
 def days(connection: Connection) -> list[int]:
     """Days, by their first second, of which there may be rows and are no sums."""
-    first_ms, last_ms = connection.execute(select(func.min(requests.c.time_ms), func.max(requests.c.time_ms))).one()
-    if first_ms is None:
+    first_ms, last_ms = ends(connection, requests)
+    if first_ms is None or last_ms is None:
         return []
     known = set(connection.execute(select(usage_days.c.time_s).distinct()).scalars())
     return [day_s for day_s in range(first_ms // 1000 // DAY_S * DAY_S, last_ms // 1000 + 1, DAY_S) if day_s not in known]

@@ -2,7 +2,10 @@
 
 Usage is kept three times: by the second, for as long as a day's window may need it (SECONDS_KEPT_S), by the quarter of an hour and by the day. All
 are written in one transaction, so each may answer for what it covers; `meta.seconds_from_s` and `meta.quarters_from_s` say since when those are
-whole. Quarters and days also count what became of requests (figures.py); `requests` has a row for each.
+whole. Quarters and days also count what became of requests (figures.py).
+
+Of each request there is a row, in three parts: what is its own is in `request_rows`, one b-tree in the order of time; what it shares with many others
+(its shape: whose it is, what it asked, how it ended) is once in `request_shapes`; the view `requests` is both together, and what one asks.
 
 New databases are made from the tables below at once; those of an older program are brought up to them by Alembic (migrations/), which is not
 imported otherwise. `alembic_version` says the same as `meta.version`, which programs from before Alembic look at.
@@ -15,14 +18,17 @@ How it fails: tables of a newer program are refused (RecordsTooNew) and not touc
 
 import secrets
 import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 
-from sqlalchemy import DDL, BigInteger, Column, Connection, Index, Integer, MetaData, String, Table, Text, event, inspect, select, text
+from sqlalchemy import DDL, BigInteger, Column, Connection, Dialect, Index, Integer, MetaData, String, Table, Text, event, inspect, select, text
 from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.dialects.postgresql import psycopg
 
 from sluicegate.records.figures import COUNTS, LATENCIES
 from sluicegate.records.rows import RecordsTooNew
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 QUARTER_S = 900  # no zone in use is off UTC by a fraction of it
 DAY_S = 86_400
 SECONDS_KEPT_S = 26 * 3_600  # a day may last 25 hours
@@ -44,6 +50,8 @@ _ONLY_ADDED = {  # by the kind of database: how it keeps a table as it is writte
 }
 
 metadata = MetaData()
+
+_NUMBERED = BigInteger().with_variant(Integer(), "sqlite")  # SQLite's own number of a row
 
 
 def _number(name: str) -> Column[int]:
@@ -83,28 +91,48 @@ usage_quarters = _usage("usage_quarters", *COUNTS, *LATENCIES)
 usage_days = _usage("usage_days", *COUNTS, *LATENCIES)
 SPANS_S = {usage_days: DAY_S, usage_quarters: QUARTER_S, usage: 1}  # coarsest first
 
-# One row per logical request. Amounts are sums of what its attempts were charged, also while it is not known how it ended (`ended` 0). Order: as a
-# row of it is written (requests.py).
-requests = Table(
-    "requests",
+# One row per logical request, in the order in which they came. Amounts are sums of what its attempts were charged, also while it is not known how it
+# ended (`ended` 0). Order of the columns: as rows and shapes are written (requests.py).
+request_rows = Table(
+    "request_rows",
     metadata,
+    Column("time_ms", BigInteger, primary_key=True, autoincrement=False),
     _name("request_id"),
-    _number("time_ms"),
+    *(_number(name) for name in ("shape", "input_tokens", "output_tokens", "cost_nano_usd")),
+    *(_number(name) for name in ("cached_tokens", "cache_write_tokens", "reasoning_tokens", "saved_nano_usd", "held")),
+    *(_number(name) for name in ("latency_us", "first_byte_us", "overhead_us", "waited_us", "called_us")),
+    *(_word(name) for name in ("client_user", "tags", "client_id", "trace_id")),
+    _word("attempts"),  # JSON, in order; "" of a single one: it is as the row says
+    sqlite_with_rowid=False,
+)
+
+# What many rows have in common.
+request_shapes = Table(
+    "request_shapes",
+    metadata,
+    Column("shape", _NUMBERED, primary_key=True, autoincrement=False),  # a digest of the rest
+    _number("day_s"),  # of the newest row that has it
     *(_word(name) for name in ("tree", "tenant", "key_id", "model", "deployment", "provider", "dialect")),
     *(_number(name) for name in ("stream", "status")),
     *(_word(name) for name in ("finish", "refusal", "truncated", "error")),
-    _word("attempts"),  # JSON, in order
-    *(_number(name) for name in ("tries", "fell_back", "input_tokens", "cached_tokens", "cache_write_tokens", "output_tokens", "reasoning_tokens")),
-    _word("source"),  # of the tokens: reported, counted, partly, held
-    _number("cost_nano_usd"),
-    _word("cost_source"),
-    _word("cache"),
-    *(_number(name) for name in ("held", "latency_us", "first_byte_us", "overhead_us", "waited_us", "client_gone")),
-    *(_word(name) for name in ("client_user", "tags", "client_id", "shadow")),
+    *(_number(name) for name in ("tries", "fell_back")),
+    *(_word(name) for name in ("outcome", "billed", "failure")),  # of a single attempt; `failure` is its error
+    *(_word(name) for name in ("source", "cost_source", "cache")),  # source: of the tokens: reported, counted, partly, held
+    _number("client_gone"),
+    *(_word(name) for name in ("shadow", "rules")),
     _number("ended"),
-    Index("requests_of_time", "time_ms"),
-    Index("requests_of_key", "key_id", "time_ms"),
 )
+
+# Both: a view, so it is none of the tables that are made. SQLite takes what is on the left of CROSS JOIN first: the rows, in their order.
+requests = Table(
+    "requests",
+    MetaData(),
+    *(Column(column.name, column.type) for column in request_rows.c if column.name != "shape"),
+    *(Column(column.name, column.type) for column in request_shapes.c if column.name not in ("shape", "day_s")),
+)
+_VIEW = "CREATE VIEW requests AS SELECT {} FROM request_rows CROSS JOIN request_shapes WHERE request_shapes.shape = request_rows.shape"
+event.listen(metadata, "after_create", DDL(_VIEW.format(", ".join(requests.c.keys()))))  # type: ignore[no-untyped-call]
+event.listen(metadata, "before_drop", DDL("DROP VIEW IF EXISTS requests"))  # type: ignore[no-untyped-call]
 
 # How far each writer's journal is in `usage`, and how far it was when a tree was last seeded.
 writers = Table("writers", metadata, _name("writer"), _number("upto"))
@@ -137,8 +165,6 @@ meta = Table(
     _word("identity"),  # as of version 2
     _count("quarters_from_s"),
 )
-
-_NUMBERED = BigInteger().with_variant(Integer(), "sqlite")  # that counts up by itself
 
 # Who changed what, and which budgets were warned about or used up (audit.py). It is only added to: the database refuses anything else.
 audit_log = Table(
@@ -187,9 +213,24 @@ adjustments = Table(
 alembic_version = Table("alembic_version", metadata, Column("version_num", String(32), primary_key=True))
 
 
-def insert(connection: Connection, table: Table) -> "postgresql.Insert | sqlite.Insert":
+Insert = postgresql.Insert | sqlite.Insert
+INSERTS: dict[str, Callable[[Table], Insert]] = {"postgresql": postgresql.insert, "sqlite": sqlite.insert}
+_DIALECTS: dict[str, Dialect] = {"postgresql": psycopg.dialect(), "sqlite": sqlite.dialect(paramstyle="named")}  # type: ignore[no-untyped-call]
+
+
+def insert(connection: Connection, table: Table) -> Insert:
     """An INSERT that can say ON CONFLICT."""
-    return postgresql.insert(table) if connection.dialect.name == "postgresql" else sqlite.insert(table)
+    return INSERTS[connection.dialect.name](table)
+
+
+def merge(connection: Connection, table: Table, merged: Callable[[Insert], Insert], rows: Sequence[Mapping[str, object]]) -> None:
+    """Inserts rows as `merged` says, a function of a module: its statement is built once, as that takes longer than the database does."""
+    connection.exec_driver_sql(_text(connection.dialect.name, table, merged), list(rows))
+
+
+@cache
+def _text(dialect: str, table: Table, merged: Callable[[Insert], Insert]) -> str:
+    return str(merged(INSERTS[dialect](table)).compile(dialect=_DIALECTS[dialect]))
 
 
 def prepare(connection: Connection) -> str:

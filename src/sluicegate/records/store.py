@@ -16,23 +16,23 @@ How it fails: RecordsUnavailable after some seconds at most (database.py). The o
 """
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, partial
 from operator import add
 from typing import Any
 
 from sqlalchemy import Connection, Executable, Table, case, delete, literal, or_, select, update
-from sqlalchemy.dialects import postgresql, sqlite
 
 from sluicegate.core.limits import Unit
-from sluicegate.records import queries, requests, retention, rollups
+from sluicegate.records import aside, listing, queries, requests, retention, rollups
 from sluicegate.records import sums as totals
 from sluicegate.records.database import Database
-from sluicegate.records.queries import PAGE, Question, RequestPage, Usage
+from sluicegate.records.listing import RequestPage
+from sluicegate.records.queries import PAGE, Question, Usage
 from sluicegate.records.requests import Counted, Line
 from sluicegate.records.retention import KEPT, Kept
 from sluicegate.records.rows import NotLeading, RecordsBehind, RecordsUnavailable, Sum, TreeRow, UsageRow, WorkerRow
-from sluicegate.records.schema import AMOUNTS, QUARTER_S, SPANS_S, insert, meta, seeded, trees, workers, writers
+from sluicegate.records.schema import AMOUNTS, INSERTS, QUARTER_S, SPANS_S, Insert, insert, merge, meta, seeded, trees, workers, writers
 
 TIMEOUT_S = 5.0
 WORKER_KEPT_MS = 3_600_000  # a worker that died without leaving is forgotten
@@ -112,14 +112,16 @@ class Records:
 
     async def requests(self, question: Question, limit: int = PAGE, after: str = "") -> RequestPage:
         """Requests that fit, the newest first. Raises ValueError for a question that cannot be."""
-        return await self._database.call(lambda connection: queries.request_page(connection, question, limit, after), reading=True)
+        return await self._database.call(lambda connection: listing.request_page(connection, question, limit, after), reading=True)
 
     async def request(self, request_id: str) -> dict[str, Any] | None:
         """One request, by its id."""
-        return await self._database.call(lambda connection: queries.request(connection, request_id), reading=True)
+        return await self._database.call(lambda connection: listing.request(connection, request_id), reading=True)
 
     async def build_sums(self) -> int:
         """Sums up days of which there are rows only; returns how many requests they had. Each is a transaction."""
+        while not await self._database.call(aside.fetch):
+            continue
         found = 0
         for day_s in await self._database.call(rollups.days, reading=True):
             found += await self._database.call(partial(rollups.build, day_s=day_s))
@@ -222,28 +224,21 @@ def _increase(connection: Connection, table: Table, rows: Sequence[UsageRow], co
             into = sums.setdefault((time_s // span_s * span_s, *scope), [0] * len(names))  # type: ignore[arg-type]
             into[len(AMOUNTS) :] = map(add, into[len(AMOUNTS) :], numbers)
     if sums:
-        values = [dict(zip(table.c.keys(), (*place, *sums[place]), strict=True)) for place in sorted(sums)]
-        connection.execute(_more(connection.dialect.name, table), values)
+        merge(connection, table, _more, [dict(zip(table.c.keys(), (*place, *sums[place]), strict=True)) for place in sorted(sums)])
 
 
-# Built once, as that takes longer than the database does: each worker adds every second.
-_INSERT: dict[str, Callable[[Table], postgresql.Insert | sqlite.Insert]] = {"postgresql": postgresql.insert, "sqlite": sqlite.insert}
+def _more(row: Insert) -> Insert:
+    """Adds to the amounts and counts of a row, or makes it."""
+    added = {column.name: column + row.excluded[column.name] for column in row.table.c if not column.primary_key}
+    return row.on_conflict_do_update(index_elements=list(row.table.primary_key), set_=added)
 
 
 @cache
 def _further(dialect: str) -> Executable:
     """Moves a writer's mark on, and answers it; nothing if it is there already."""
-    mark = _INSERT[dialect](writers)
+    mark = INSERTS[dialect](writers)
     further = writers.c.upto < mark.excluded.upto
     return mark.on_conflict_do_update(index_elements=[writers.c.writer], set_={"upto": mark.excluded.upto}, where=further).returning(writers.c.upto)
-
-
-@cache
-def _more(dialect: str, table: Table) -> Executable:
-    """Adds to the amounts and counts of a row, or makes it."""
-    more = _INSERT[dialect](table)
-    added = {column.name: column + more.excluded[column.name] for column in table.c if not column.primary_key}
-    return more.on_conflict_do_update(index_elements=list(table.primary_key), set_=added)
 
 
 # -- workers and trees ----------------------------------------------------------------------------------------------------------------------

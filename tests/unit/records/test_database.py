@@ -255,7 +255,8 @@ async def test_a_connection_that_was_closed_is_replaced(postgres_url: str, postg
 
 async def test_the_server_ends_what_takes_too_long(postgresql_url: str) -> None:
     """Statements, and waits for a lock that somebody else keeps."""
-    async with database(postgresql_url) as one, database(postgresql_url, 20.0) as other:
+    async with database(postgresql_url, 20.0) as other, database(postgresql_url) as one:
+        await other.call(lambda connection: None)  # the tables are there
         with pytest.raises(RecordsUnavailable, match="statement timeout"):
             await one.call(lambda connection: connection.execute(text("SELECT pg_sleep(10)")))
         lock = text("LOCK TABLE meta")

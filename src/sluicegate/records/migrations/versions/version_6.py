@@ -1,0 +1,41 @@
+"""Rows of requests have what is their own, in the order of time; what many have in common is told once, and a view joins both.
+
+Old rows are put aside under another name, and brought in bit by bit afterwards (aside.py): there may be many millions.
+"""
+
+from alembic import op
+from sqlalchemy import BigInteger, Column, Integer, Text, text
+
+revision = "6"
+down_revision = "5"
+
+WORDS = {
+    *("request_id", "client_user", "tags", "client_id", "trace_id", "attempts", "tree", "tenant", "key_id", "model", "deployment", "provider"),
+    *("dialect", "finish", "refusal", "truncated", "error", "outcome", "billed", "failure", "source", "cost_source", "cache", "shadow", "rules"),
+}
+ROW = (
+    *("time_ms", "request_id", "shape", "input_tokens", "output_tokens", "cost_nano_usd", "cached_tokens", "cache_write_tokens", "reasoning_tokens"),
+    *("saved_nano_usd", "held", "latency_us", "first_byte_us", "overhead_us", "waited_us", "called_us", "client_user", "tags", "client_id"),
+    *("trace_id", "attempts"),
+)
+SHAPE = (
+    *("shape", "day_s", "tree", "tenant", "key_id", "model", "deployment", "provider", "dialect", "stream", "status", "finish", "refusal"),
+    *("truncated", "error", "tries", "fell_back", "outcome", "billed", "failure", "source", "cost_source", "cache", "client_gone", "shadow"),
+    *("rules", "ended"),
+)
+KEYS = {"request_rows": ("time_ms", "request_id"), "request_shapes": ("shape",)}
+
+
+def upgrade() -> None:
+    """Names of columns are those of the old table, and some more."""
+    if op.get_bind().execute(text("SELECT 1 FROM requests LIMIT 1")).first() is None:
+        op.drop_table("requests")
+    else:
+        op.rename_table("requests", "requests_of_5")
+    number = BigInteger().with_variant(Integer(), "sqlite")
+    for table, names in (("request_rows", ROW), ("request_shapes", SHAPE)):
+        kinds = {name: Text() if name in WORDS else number if name == "shape" and table == "request_shapes" else BigInteger() for name in names}
+        fields = [Column(name, kind, nullable=False, primary_key=name in KEYS[table], autoincrement=False) for name, kind in kinds.items()]
+        op.create_table(table, *fields, sqlite_with_rowid=table == "request_shapes")
+    told = ", ".join(name for name in (*ROW, *SHAPE) if name not in ("shape", "day_s"))
+    op.execute(f"CREATE VIEW requests AS SELECT {told} FROM request_rows CROSS JOIN request_shapes WHERE request_shapes.shape = request_rows.shape")
