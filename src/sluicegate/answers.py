@@ -6,7 +6,7 @@ from typing import cast
 from sluicegate import telling
 from sluicegate.core import refusals
 from sluicegate.core.cache import Entry
-from sluicegate.core.classify import MESSAGE_MAX, mask
+from sluicegate.core.classify import readable
 from sluicegate.core.once import Kept
 from sluicegate.core.usage import Usage, merge
 from sluicegate.dialects.between import Between
@@ -94,7 +94,7 @@ def _died(trip: Trip, attempt: Attempt, relay: Relay) -> None:
         message = "The time of the request was over before its answer was whole." if over else "The upstream said nothing more in time."
         _break(trip, message, "upstream_error", "upstream_timeout")
         return
-    told = mask(relay.failure.message, attempt.deployment.provider.headers)[:MESSAGE_MAX] if relay.failure is not None else ""
+    told = readable(relay.failure.message, attempt.deployment.provider.headers) if relay.failure is not None else ""
     _break(trip, told or "The upstream ended its answer early.", "upstream_error", "upstream_error")
 
 

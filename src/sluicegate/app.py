@@ -65,6 +65,7 @@ from sluicegate.records.rows import RecordsUnavailable
 from sluicegate.records.store import Records
 from sluicegate.recovery import OtherRecords, Recovery
 from sluicegate.reloading import Reloading
+from sluicegate.request_logging import RequestLogging
 from sluicegate.surface import Surface
 from sluicegate.tracing import Tracing
 from sluicegate.upkeep import Upkeep
@@ -181,6 +182,7 @@ class Worker:
         self._loaded, self._config = loaded, loaded.config
         self.announcements.apply(loaded.policy)
         self.tracing.apply(loaded)
+        self.request_logging.apply(loaded)
         if self.server is not None:
             _let_go(self.server, loaded)
         if _log_form(loaded) != _log_form(before):
@@ -209,6 +211,8 @@ class Worker:
 
     def _keep_up(self) -> Upkeep:
         self.gateway.caching = caching_of(self._config, self.ledger, self.gateway.holding, self.metrics, time_ms, time.monotonic)
+        self.request_logging = RequestLogging(self.gateway, self._loaded)
+        self.metrics.request_log = self.request_logging.counts
         metrics, ttl_ms = self.metrics, self._loaded.policy.budget.hold_ttl_ms
         told = (self._expiries.swept, self.notices.on_marks, metrics.ledger, metrics.loop_lag)
         return Upkeep(self.gateway, self.ledger, self.learned, ttl_ms, *told, time.monotonic)
@@ -241,7 +245,7 @@ class Worker:
                 self.notices.on_marks,
                 services.Audits(self.announcements.auditing, self.ledger.now_ms),
                 self.bus,
-                lambda: {"ledger": self._upkeep.state, "records": self._outbox.state, "bus": self.bus.state},
+                lambda: {"ledger": self._upkeep.state, "records": self._outbox.state, "bus": self.bus.state, **self.request_logging.states()},
                 self._why_not_ready,
                 time.monotonic,
                 time_ms,
@@ -314,6 +318,7 @@ class Worker:
                 await self.recovery.leave()
             await self._siblings.stop()
             await self.tracing.stop()
+            await self.request_logging.close()
             aside: tuple[Any, ...] = (self.announcements, self.bus, self.directory.store, self._pools)
             for part in (*aside, self.gateway.caching, self.ledger, self._idempotency, self.asking, self.records):
                 await part.close()

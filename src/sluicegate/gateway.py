@@ -89,6 +89,7 @@ class Gateway:
         self.standings = Standings(policy, clock, random)
         self.caching: Caching  # where a model has a cache
         self.traces: Traces | None = None  # None: requests are not traced
+        self.request_log: Callable[[Trip, Record], None] | None = None  # None: there is none
 
     # -- the itinerary --------------------------------------------------------------------------------------------------------------------
 
@@ -160,6 +161,8 @@ class Gateway:
             self.holding.note(trip, record)
         for observe in self._observers:
             observe(record)
+        if self.request_log is not None:
+            self.request_log(trip, record)
         if trip.trace is not None:
             trip.trace.end(trip, record, self._clock())
 

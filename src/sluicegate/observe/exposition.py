@@ -34,6 +34,8 @@ class _Collector:
         traced = "Spans of traces: sent, dropped (no room to wait), failed (the receiver did not take them)."
         yield _counter("sluicegate_spans", traced, "outcome", counts.spans)
         yield from _cache(counts)
+        missing = "What is missing in the request log: lines, and prompts that were left out of theirs."
+        yield _counter("sluicegate_request_log_lost", missing, "what", counts.request_log)
         yield _histogram("sluicegate_wait_seconds", "Waits for a limit that was refusing (budget.queue).", "outcome", counts.waits)
         yield _histogram("sluicegate_ledger_seconds", "Time of ledger calls.", "verb", counts.ledger)
         firsts = {name: upstream.first_byte for name, upstream in counts.upstreams.items()}

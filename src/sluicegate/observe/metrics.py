@@ -104,6 +104,7 @@ class Counts(msgspec.Struct):
     cache_lookups: dict[str, int] = {}  # requests that came upon a cache: hit, miss, skip:<why>
     cache_answers: dict[str, int] = {}  # answers to those: kept, or why not
     cache: dict[str, int] = {}  # its bytes and entries; how many were evicted; nano-USD that hits would have cost
+    request_log: dict[str, int] = {}  # lines that were lost, prompts that were left out of theirs
     spans: dict[str, int] = {}  # by what became of them
 
     def add(self, other: "Counts") -> None:
@@ -121,7 +122,7 @@ class Counts(msgspec.Struct):
         for outcome, histogram in other.waits.items():
             self.waits.setdefault(outcome, Histogram.over(SLOW_US)).add(histogram)
         told = ("refusals", "truncations", "overruns", "shadow_refusals", "limit_warnings")
-        for name in (*told, "deployments", "probe_tokens", "events", "webhooks", "spans", "cache_lookups", "cache_answers", "cache"):
+        for name in (*told, "deployments", "probe_tokens", "events", "webhooks", "spans", "cache_lookups", "cache_answers", "cache", "request_log"):
             table: dict[str, int] = getattr(self, name)
             for key, value in getattr(other, name).items():
                 table[key] = table.get(key, 0) + value
@@ -136,7 +137,7 @@ class Metrics:
 
     `in_flight`, `waiting`, `held_output_tokens`, `deployments` and `ledger_up` are set by whoever knows: as they change, or in `refresh`, which is
     called before they are read, also when a sibling asks. `journal` is asked then for (backlog, dropped), `spans` for what became of those,
-    `cache` for its figures.
+    `cache` for its figures, `request_log` for what is missing in it.
     """
 
     def __init__(self, models: Callable[[str], bool], *, series_max: int = SERIES_MAX) -> None:
@@ -168,6 +169,7 @@ class Metrics:
         self.cache: Callable[[], dict[str, int]] = dict
         self._cache_lookups: dict[str, int] = {}
         self._cache_answers: dict[str, int] = {}
+        self.request_log: Callable[[], dict[str, int]] = dict
         self.refresh: Callable[[], object] = lambda: None
 
     def observe(self, record: Record) -> None:
@@ -286,6 +288,7 @@ class Metrics:
             cache_lookups=self._cache_lookups,
             cache_answers=self._cache_answers,
             cache=self.cache(),
+            request_log=self.request_log(),
             spans=self.spans(),
         )
 
