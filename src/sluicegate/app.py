@@ -211,11 +211,9 @@ class Worker:
 
     def _keep_up(self) -> Upkeep:
         self.gateway.caching = caching_of(self._config, self.ledger, self.gateway.holding, self.metrics, time_ms, time.monotonic)
-        self.request_logging = RequestLogging(self.gateway, self._loaded)
-        self.metrics.request_log = self.request_logging.counts
-        metrics, ttl_ms = self.metrics, self._loaded.policy.budget.hold_ttl_ms
-        told = (self._expiries.swept, self.notices.on_marks, metrics.ledger, metrics.loop_lag)
-        return Upkeep(self.gateway, self.ledger, self.learned, ttl_ms, *told, time.monotonic)
+        self.request_logging = RequestLogging(self.gateway, self.metrics, self._loaded)
+        told = (self._expiries.swept, self.notices.on_marks, self.metrics.ledger, self.metrics.loop_lag)
+        return Upkeep(self.gateway, self.ledger, self.learned, self._loaded.policy.budget.hold_ttl_ms, *told, time.monotonic)
 
     def _administration(self) -> Application:
         """The admin API. Imported here, since few configurations have it, and it takes a quarter of a second."""
@@ -318,8 +316,7 @@ class Worker:
                 await self.recovery.leave()
             await self._siblings.stop()
             await self.tracing.stop()
-            await self.request_logging.close()
-            aside: tuple[Any, ...] = (self.announcements, self.bus, self.directory.store, self._pools)
+            aside: tuple[Any, ...] = (self.request_logging, self.announcements, self.bus, self.directory.store, self._pools)
             for part in (*aside, self.gateway.caching, self.ledger, self._idempotency, self.asking, self.records):
                 await part.close()
         finally:

@@ -11,15 +11,16 @@ from sluicegate.core.redact import rules_of
 from sluicegate.gateway import Gateway
 from sluicegate.observe.log import StateLog
 from sluicegate.observe.log_file import LogFile, Rotation
+from sluicegate.observe.metrics import Metrics
 from sluicegate.observe.request_log import RequestLog
 
 STOP_S = 5.0  # for which what waits is written when a worker ends
 
 
 class RequestLogging:
-    """Of one worker. Keeps `gateway.request_log`."""
+    """Of one worker. Keeps `gateway.request_log`, and tells the metrics what is missing in it."""
 
-    def __init__(self, gateway: Gateway, loaded: Loaded, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, gateway: Gateway, metrics: Metrics, loaded: Loaded, clock: Callable[[], float] = time.monotonic) -> None:
         self._gateway = gateway
         self._clock = clock
         self._settings = Log()
@@ -27,6 +28,7 @@ class RequestLogging:
         self._lost = self._left_out = 0  # by logs that are no more
         self._closing: set[asyncio.Task[None]] = set()
         self._state = StateLog("request log", "ok", good=frozenset({"ok"}))
+        metrics.request_log = self.counts
         self.apply(loaded)
 
     def apply(self, loaded: Loaded) -> None:
