@@ -147,7 +147,7 @@ def fit(template: Template, figures: Figures, price: Price | None, client_cap: b
     `aim` are lowered in place to what the smallest refilling limit can hold.
     """
     most = want = figures.want
-    tokens = want + max(figures.input_bound, figures.input_estimate)
+    tokens = want + figures.input_bound + figures.input_estimate  # more than either claims
     cost = 0 if price is None else tokens * (price.dearest_input + price.dearest_output) // 1000 + price.request_fee
     if tokens < template.least_tokens and cost < template.least_usd:
         return None  # the usual case: the whole request is nothing to any limit

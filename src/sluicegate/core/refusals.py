@@ -315,10 +315,7 @@ def _whole_seconds(length_s: int) -> str:
 
 Shown = Sequence[tuple[int, Sequence[tuple[int, int, bool]]]]  # 0 requests, 1 tokens; then index, amount, whether holds count beside what is used
 
-_FORM = b"\r\nx-ratelimit-limit-%b: %%d\r\nx-ratelimit-remaining-%b: %%d"
-_RESET = b"\r\nx-ratelimit-reset-%b: %%b"
-_UNITS = (b"requests", b"tokens")
-_FORMS = tuple((_FORM % (unit, unit), (_FORM + _RESET) % (unit, unit, unit)) for unit in _UNITS)  # without and with a reset
+_UNITS = ("requests", "tokens")
 
 
 Marked = Sequence[tuple[int, int, int]]  # index, the lowest amount that is warned about, the limit
@@ -362,9 +359,9 @@ def ratelimit_lines(shown: Shown, refs: RefSet, reply: Reply) -> bytes:
     shown: the limits of each unit (`Template.shown`), without what is reserved for others. On every answer, so written for speed. A limit that never
     resets has no reset header. Empty if the reply has no states.
     """
-    lines, states = b"", reply.states
+    lines, states = "", reply.states
     if not states:
-        return lines
+        return b""
     for unit, limits in shown:
         least, tightest, most = FOR_EVER_MS, 0, 0
         for i, limit, holds in limits:
@@ -372,7 +369,8 @@ def ratelimit_lines(shown: Shown, refs: RefSet, reply: Reply) -> bytes:
             remaining = limit - used - held if holds else limit - used
             if remaining < least:
                 least, tightest, most = remaining, i, limit
-        ref = refs.refs[tightest]
+        name, ref = _UNITS[unit], refs.refs[tightest]
+        lines += f"\r\nx-ratelimit-limit-{name}: {most}\r\nx-ratelimit-remaining-{name}: {least if least > 0 else 0}"
         kind = ref.kind
         if kind == "b":
             reset_ms = -(-states[tightest][0] * ref.per_ms // ref.gain)
@@ -381,7 +379,6 @@ def ratelimit_lines(shown: Shown, refs: RefSet, reply: Reply) -> bytes:
         elif ref.end_ms:
             reset_ms = ref.end_ms - reply.now_ms
         else:
-            lines += _FORMS[unit][0] % (most, least if least > 0 else 0)
             continue
-        lines += _FORMS[unit][1] % (most, least if least > 0 else 0, duration(reset_ms).encode())
-    return lines
+        lines += f"\r\nx-ratelimit-reset-{name}: {duration(reset_ms)}"
+    return lines.encode()

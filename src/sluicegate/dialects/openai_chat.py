@@ -64,7 +64,8 @@ def read_answer(body: bytes) -> Answer:
         failure = failure_in(loose) if isinstance(loose, list) else None
         return Answer([], [], None, failure, failure is not None)
     deltas, finishes, failure = read_choices(parsed.choices or [])
-    failure = failure or failure_in(parsed.error)
+    if failure is None and parsed.error is not None:
+        failure = failure_in(parsed.error)
     if failure is None and parsed.choices is None:
         failure = bare_failure(loose)
     elif failure is None and loose is not None:

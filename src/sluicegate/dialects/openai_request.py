@@ -115,6 +115,7 @@ class Body(_Settings, kw_only=True, gc=False):
 # Names under which some upstream reads a cap, or a number of answers. llama.cpp lets `n_predict` win over `max_tokens`, and takes `n_cmpl` for `n`.
 CAPS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "max_new_tokens", "n_predict")
 _MULTIPLIED = frozenset((*CAPS, "n", "best_of", "n_cmpl"))
+_RARELY_COUNTED = _MULTIPLIED - {"max_tokens"}
 _ACTED_ON = frozenset((*_Usual.__struct_fields__, "background"))
 # Settings that some template puts before the model: text if longer than any usual one.
 RENDERED = frozenset(("function_call", "reasoning", "reasoning_effort", "thinking", "tool_choice", "verbosity"))
@@ -153,14 +154,16 @@ _SURROGATES = re.compile(rb"(?<!\\)((?:\\\\)*)\\u(?:[dD][89abAB][0-9a-fA-F]{2}\\
 def read_request(body: bytes) -> Request:
     """A client's request. Raises BadRequest, and nothing else, naming the field."""
     typed, fields, content = strictly(_read, body)
-    caps = [cap for cap in (typed.max_tokens, typed.max_completion_tokens, typed.max_output_tokens, typed.max_new_tokens, typed.n_predict) if cap]
-    stream = typed.stream is True
+    stream, cap, choices = typed.stream is True, typed.max_tokens, 1
+    if not _RARELY_COUNTED.isdisjoint(fields):
+        cap = max([number for name in CAPS if (number := getattr(typed, name))], default=None)
+        choices = max(typed.n or 1, typed.best_of or 1, typed.n_cmpl or 1)
     request = Request(  # by position: on the path of every request, and names cost as much as all values together
         typed.model,
         stream,
         stream and typed.stream_options is not None and typed.stream_options.include_usage is True,
-        max(typed.n or 1, typed.best_of or 1, typed.n_cmpl or 1),
-        max(caps) if caps else None,
+        choices,
+        cap,
         0,
         content.texts,
         len(typed.messages),
@@ -168,14 +171,17 @@ def read_request(body: bytes) -> Request:
         "",
         content.unbounded,
         fields,
+        "max_tokens",
+        content.unbounded_by,
+        0,
+        (),
+        content.more,
     )
-    request.more = content.more
-    if request.cap is not None and request.cap >= LARGE:
-        request.cap_by = next(name for name in CAPS if getattr(typed, name) == request.cap)
+    if cap is not None and cap >= LARGE:
+        request.cap_by = next(name for name in CAPS if getattr(typed, name) == cap)
     if content.unbounded:
-        request.unbounded_by = content.unbounded_by
         request.hosted = content.hosted
-    if not fields.keys() <= _PLAIN:
+    if not _PLAIN.issuperset(fields):
         _special(request, typed)
     return request
 
@@ -299,12 +305,12 @@ def _read(body: bytes) -> tuple[_Usual | Body, dict[str, Raw], Content]:
         for index, each in enumerate(usual.messages):
             content.add(each, index)
         refuse_repeats_in(bytes(fields["messages"]), "messages", _encode(usual.messages))
-    if not fields.keys() <= _PLAIN:
+    if not _PLAIN.issuperset(fields):
         refuse_repeats(fields, _PLAIN)
-    if not fields.keys() <= _SILENT:
-        more_fields(content, fields, _SILENT, _ACTED_ON)
-    if typed.tools or typed.functions or typed.response_format:
-        _schemas(content, typed, fields)
+        if not _SILENT.issuperset(fields):
+            more_fields(content, fields, _SILENT, _ACTED_ON)
+        if typed.tools or typed.functions or typed.response_format:
+            _schemas(content, typed, fields)
     return typed, fields, content
 
 

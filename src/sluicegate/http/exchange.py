@@ -193,8 +193,12 @@ class Exchange:
             self.finish(body)
             return
         self.started = True
-        self._held = b"%b\r\n%b%b\r\ncontent-length: %d\r\n\r\n" % (wire.STATUS_LINES[status], self._connection.server_state.date, lines, len(body))
-        self._send(body)
+        head = wire.STATUS_LINES[status], b"\r\n", self._connection.server_state.date, lines, b"\r\ncontent-length: %d\r\n\r\n" % len(body)
+        if len(body) <= COPY_BYTES_MAX:
+            self._connection.transport.write(b"".join((*head, body)))
+        else:
+            self._held = b"".join(head)
+            self._send(body)
         self.finished = True
         self._connection.answered(self)
 

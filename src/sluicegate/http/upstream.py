@@ -278,12 +278,12 @@ class Call:
             else:
                 self._fail("timeout", f"nothing more for {self._timeouts.idle_ms} ms")
 
-    async def _wait(self) -> None:
+    def _wait(self) -> "asyncio.Future[None]":
         """Until something has happened; raises only what had happened before, so that a status that came with a failure is still seen."""
         if self._failure is not None:
             self._check()
         self._waiter = self._loop.create_future()
-        await self._waiter
+        return self._waiter
 
     def _check(self) -> None:
         if self._failure is not None:
