@@ -138,9 +138,9 @@ class Cluster:
             server.client.execute_command("CLUSTER", "MEET", "127.0.0.1", self.servers[0].port)
 
     def _flags(self, server: Server, node_id: str) -> str:
-        """What a server holds another one for."""
+        """What a server holds another one for; "" as long as it has not heard of it."""
         nodes = server.client.execute_command("CLUSTER NODES")
-        return str(next(node["flags"].removeprefix("myself,") for node in nodes.values() if node["node_id"] == node_id))
+        return next((str(node["flags"]).removeprefix("myself,") for node in nodes.values() if node["node_id"] == node_id), "")
 
     def _agrees(self, server: Server, slots: int) -> bool:
         info = server.client.execute_command("CLUSTER INFO")

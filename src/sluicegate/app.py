@@ -191,7 +191,7 @@ class Worker:
     def _share_what_is_found(self) -> Probes:
         """What this worker and the others find of deployments: cooldowns, and the results of probes."""
         standings, now_ms = self.gateway.standings, self.ledger.now_ms
-        cooldowns = Cooldowns(self.bus, standings, now_ms)
+        cooldowns = self._cooldowns = Cooldowns(self.bus, standings, now_ms)
         probes = Probes(lambda: self.gateway.policy, self._pools, self.bus, standings.rate, self.metrics.probed, time.monotonic, now_ms)
         self._tell(cooldowns, probes)
         return probes
@@ -233,6 +233,7 @@ class Worker:
                 self.recovery,
                 chaos,
                 self.probes,
+                self._cooldowns.reset,
                 lambda: self._loaded,
                 self.reloading,
                 self.asking.records,
@@ -299,7 +300,7 @@ class Worker:
             log.warning("metrics of other workers cannot be had", reason=str(error))
         alive = KeepAlive(self.gateway.trips, lambda: self.gateway.policy, time.monotonic)
         self._tasks += [loop.create_task(work.run()) for work in (self._upkeep, self._outbox, alive, self.probes)]
-        self._tasks.append(loop.create_task(self.directory.run(self._applying.again)))
+        self._tasks.append(loop.create_task(self.directory.run()))
         if self._loaded.source is not None:
             self._tasks.append(loop.create_task(self.reloading.run(self._loaded.source)))
 

@@ -72,6 +72,7 @@ class Applying:
         self._one = asyncio.Lock()
         directory.begin = recovery.begin
         directory.on_change = self._forget
+        directory.apply = self.again
         recovery.of_keys = directory.counters_of
         recovery.first = self._know_directory
         gateway.credentials = self._credentials(compiled)

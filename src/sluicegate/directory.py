@@ -3,7 +3,8 @@
 Tenants, overrides and increases are in memory, and compiled with the file into one policy (`compile`). Keys are looked up by the digest of their
 secret when they are first presented, and the last ENTRIES_MAX kept, also that there is none, for a few seconds. A change is known by the version of
 the tables, which is asked for once a second, and at once when another worker tells of it: what has changed is forgotten, so a key that is blocked is
-refused within a second everywhere, whoever is away.
+refused within a second everywhere, whoever is away. Before a secret is refused as unknown, it is asked for too (`catch_up`), so that what another
+worker has just made is known here; all who come within PAUSE_S are answered by one look, so guesses cost the database little.
 
 What was looked up while something changed is not kept. Limits that a key got after it was made begin with what was used before (`begin`).
 
@@ -21,7 +22,7 @@ import structlog
 from sluicegate import seeding
 from sluicegate.auth import Entry
 from sluicegate.config.compile_tenants import GLOBAL, Above, TenantTree, below_key
-from sluicegate.config.entries import increased, merged, read_cidr, read_key
+from sluicegate.config.entries import in_file, increased, merged, read_cidr, read_key
 from sluicegate.config.fields import ConfigError
 from sluicegate.config.load import Loaded
 from sluicegate.config.price_entries import read_price, repriced
@@ -32,6 +33,7 @@ from sluicegate.records.directory_rows import Found, KeyRow, Tree, Version
 from sluicegate.records.rows import RecordsUnavailable
 
 LOOK_S = 1.0
+PAUSE_S = 0.05  # before a look for those whose secret is not known
 ENTRIES_MAX = 10_000
 ABSENT_MAX = 10_000
 ABSENT_MS = 5_000
@@ -63,6 +65,7 @@ class Directory:
         self.tree = Tree()
         self.begin: Callable[[Counters], Awaitable[set[str]]] = _nothing_to_begin  # brings new windows up to what was used; the trees where it did
         self.on_change: Callable[[], None] = _unheard  # keys that were found may be others now
+        self.apply: Callable[[], Awaitable[object]] = _nothing_to_apply  # the configuration anew, with what has changed
         self.current: Compiled | None = None
         self.time_ms = time_ms
         self._known = Version(-1, -1)  # how far changes are known; -1: nothing is
@@ -73,6 +76,7 @@ class Directory:
         self._awake = asyncio.Event()
         self._one = asyncio.Lock()
         self._due = False  # what has changed is not in use yet
+        self._look: asyncio.Task[None] | None = None  # that has not begun yet
 
     # -- together with the file -----------------------------------------------------------------------------------------------------------
 
@@ -84,7 +88,8 @@ class Directory:
             log.warning("tenants have no place in this configuration: what they hang under is gone", tenants=placeless)
         tenants = TenantTree(config, {}, [])
         keys = tenants.keys()
-        blocked = frozenset([row.id for row in tree.tenants if row.blocked] + [row.id for row in tree.overrides if row.blocked])
+        made = [row.id for row in tree.tenants if row.blocked and in_file(loaded.config, row.id) is None]
+        blocked = frozenset(made + [row.id for row in tree.overrides if row.blocked])
         shut = {digest: key for digest, key in keys.items() if _is_blocked(key, blocked)}
         models = repriced(loaded.policy.models, {row.id: read_price(row.price) for row in tree.prices})
         policy = msgspec.structs.replace(loaded.policy, keys={digest: key for digest, key in keys.items() if digest not in shut}, models=models)
@@ -117,13 +122,16 @@ class Directory:
         return next((entry.key for entry in self._entries.values() if entry.key.id == key_id), None)
 
     async def look_up(self, key_id: str) -> Key | None:
-        """The same, whether this worker knows it or not. Raises RecordsUnavailable."""
+        """The same, whether this worker knows it or not; its limits count what was used. Raises RecordsUnavailable."""
         current = self.current
         if current is None or key_id in current.by_id:
             return current.by_id[key_id] if current is not None else None
         rows = await self.store.call(partial(tables.chain, key_id=key_id), reading=True)
         above = self._above(rows[-1].owner, current) if rows and not any(row.deleted_ms for row in rows) else None
-        return self._key(rows[0], rows[1:], above, current) if above is not None else None
+        key = self._key(rows[0], rows[1:], above, current) if above is not None else None
+        if key is not None:
+            await self._begin(key, rows)
+        return key
 
     # -- changes --------------------------------------------------------------------------------------------------------------------------
 
@@ -136,8 +144,8 @@ class Directory:
         """Somebody has changed something."""
         self._awake.set()
 
-    async def run(self, apply: Callable[[], Awaitable[object]]) -> None:
-        """Follows the tables until cancelled. apply: the configuration, anew."""
+    async def run(self) -> None:
+        """Follows the tables until cancelled."""
         while True:
             try:
                 async with asyncio.timeout(LOOK_S):
@@ -146,7 +154,7 @@ class Directory:
                 pass
             self._awake.clear()
             try:
-                await self.follow(apply)
+                await self.follow(self.apply)
             except RecordsUnavailable:
                 continue  # the outbox says so
             except Exception:
@@ -159,6 +167,22 @@ class Directory:
             if self._due:
                 await apply()
                 self._due = False
+
+    async def catch_up(self) -> bool:
+        """What had changed before this call is known, and in use, when this returns: whether anything had. Raises RecordsUnavailable."""
+        changes = self._changes
+        if self._look is None:
+            self._look = asyncio.create_task(self._look_soon())
+            self._look.add_done_callback(_failed_for_nobody)
+        await asyncio.shield(self._look)  # others wait for it too
+        return changes != self._changes
+
+    async def _look_soon(self) -> None:
+        try:
+            await asyncio.sleep(PAUSE_S)
+        finally:
+            self._look = None
+        await self.follow(self.apply)
 
     async def refresh(self) -> bool:
         """Finds out what has changed. Whether the policy has to be compiled anew. Raises RecordsUnavailable."""
@@ -199,20 +223,35 @@ class Directory:
         if entry is not None:
             self._entries.move_to_end(digest)
             return entry
+        entry = await self._look_for(digest)
+        if (entry is None or self._is_ahead(entry.key)) and await self.catch_up():
+            entry = await self._look_for(digest)
+        return entry
+
+    async def _look_for(self, digest: bytes) -> Entry | None:
         if not self.tree.any_keys or self._absent.get(digest, 0) > self.time_ms():
             return None
         for _ in range(TRIES):
             changes = self._changes
             found = await self.store.call(partial(tables.find, digest=digest.hex()), reading=True)
             entry = self._entry(found) if found is not None else None
-            if entry is not None and found is not None and any(row.late for row in found.chain):
-                own = [counter for counter in entry.key.counters if counter.scope.kind == "key"]
-                if entry.key.tree not in await self.begin({entry.key.tree: seeding.new_windows(own, ())}):
-                    raise RecordsUnavailable("what was used before a limit came is not known")
+            if entry is not None and found is not None:
+                await self._begin(entry.key, found.chain)
             if changes == self._changes:
                 self._keep(digest, entry)
                 break
         return entry
+
+    def _is_ahead(self, key: Key) -> bool:
+        """It has limits where this worker knows of none: they are new."""
+        return bool(key.counters) and self.current is not None and key.tree not in self.current.trees
+
+    async def _begin(self, key: Key, rows: Sequence[KeyRow]) -> None:
+        """Limits that came after their key was made count what was used before. rows: it, and the keys above it. Raises RecordsUnavailable."""
+        if any(row.late for row in rows):
+            own = [counter for counter in key.counters if counter.scope.kind == "key"]
+            if key.tree not in await self.begin({key.tree: seeding.new_windows(own, ())}):
+                raise RecordsUnavailable("what was used before a limit came is not known")
 
     def _keep(self, digest: bytes, entry: Entry | None) -> None:
         if entry is not None:
@@ -269,6 +308,21 @@ class Directory:
             await asyncio.sleep(0)
         return found
 
+    async def limited(self, first: str, limit: int) -> list[tuple[str, Counter]]:
+        """The own limits of so many keys, from one on, each with its tree; they count what was used. Raises RecordsUnavailable."""
+        current = self.current
+        if current is None or not self.tree.organizations:
+            return []
+        work = partial(tables.limited, organization="*", after=first, limit=limit, included=True)
+        rows = [row for row in await self.store.call(work, reading=True) if row.id not in current.by_id]
+        late: dict[str, list[Counter]] = {}
+        for row in rows:
+            if row.late:
+                late.setdefault(self.tree_of(row.id), []).extend(seeding.new_windows(self._own(row, current), ()))
+        if late.keys() - await self.begin(late):
+            raise RecordsUnavailable("what was used before a limit came is not known")
+        return [(self.tree_of(row.id), counter) for row in rows for counter in self._own(row, current)]
+
     def _own(self, row: KeyRow, current: Compiled) -> list[Counter]:
         tree = self.tree_of(row.id)
         try:
@@ -284,6 +338,16 @@ def _is_blocked(key: Key, blocked: frozenset[str]) -> bool:
 
 async def _nothing_to_begin(counters: Counters) -> set[str]:
     return set(counters)
+
+
+async def _nothing_to_apply() -> None:
+    """Nobody uses what is compiled."""
+
+
+def _failed_for_nobody(look: "asyncio.Task[None]") -> None:
+    """Whoever waited for it may have gone: that it failed has been heard all the same."""
+    if not look.cancelled():
+        look.exception()
 
 
 def _unheard() -> None:

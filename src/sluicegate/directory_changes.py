@@ -3,7 +3,8 @@ others within a second. It returns what was and what is, for the audit log; a se
 
 What the file defines cannot be changed, but for what an override puts over it: limits, models, and whether it is blocked.
 
-How it fails: ConfigError names each field that is wrong; Missing, Taken, FromFile; RecordsUnavailable, where it is not known whether it has happened.
+How it fails: ConfigError names each field that is wrong; Missing, Taken, Full, FromFile; RecordsUnavailable, where it is not known whether it has
+happened.
 """
 
 import hashlib
@@ -98,9 +99,10 @@ class Changes:
         metadata: Mapping[str, str] | None = None,
         expires_ms: int = 0,
         may_create_sub_keys: bool = False,
+        most: int = 0,
         witness: Witness | None = None,
     ) -> Change:
-        """A key of a tenant, or a sub-key: then `owner` is a key's id, whose limits bind it too."""
+        """A key of a tenant, or a sub-key: then `owner` is a key's id, whose limits bind it too. most: keys below the owner; 0: any number."""
         await self._check_owner(owner)
         now_ms = self._time_ms()
         row = KeyRow(
@@ -125,7 +127,7 @@ class Changes:
         secret = self._new_secret()
         digest = _secret_row(secret, row.id, now_ms)
         made = Change(None, shown(row, [digest]), secret)
-        return await self._change(partial(tables.create_key, row=row, secret=digest), lambda _: made, witness)
+        return await self._change(partial(tables.create_key, row=row, secret=digest, most=most), lambda _: made, witness)
 
     async def update_key(self, key_id: str, *, witness: Witness | None = None, **changes: Any) -> Change:
         """changes: of KEY_FIELDS. A changed amount keeps the count; a limit that is new begins with what was used before."""
@@ -208,9 +210,11 @@ class Changes:
         return await self._change(partial(tables.change_tenant, tenant_id=tenant_id, changes=changes), _changed, witness)
 
     async def delete_tenant(self, tenant_id: str, *, witness: Witness | None = None) -> Change:
-        """Raises Taken while there is something below it."""
-        await self._tenant(tenant_id)
-        return await self._change(partial(tables.delete_tenant, tenant_id=tenant_id), _removed, witness)
+        """Raises Taken while there is something below it. Of one that the file defines too, what was made here goes."""
+        hidden = self.in_file(tenant_id) and any(row.id == tenant_id for row in self._directory.tree.tenants)
+        if not hidden:
+            await self._tenant(tenant_id)
+        return await self._change(partial(tables.delete_tenant, tenant_id=tenant_id, hidden=hidden), _removed, witness)
 
     async def get_tenant(self, tenant_id: str) -> Fields:
         """Raises Missing."""
@@ -282,11 +286,7 @@ class Changes:
 
     def in_file(self, id: str) -> bool:
         """Whether the file defines this tenant or key."""
-        current = self._directory.current
-        if current is None:
-            return False
-        of_directory = {row.id for row in self._directory.tree.tenants}
-        return id in current.by_id or (id in current.tenants.at and id not in of_directory)
+        return entries.in_file(self._loaded().config, id) is not None
 
     async def _check_owner(self, owner: str) -> None:
         current = self._directory.current

@@ -20,7 +20,7 @@ from sluicegate.core.plan import Plan, Plans, fit, held_price
 from sluicegate.core.prices import Price, cost_nano_usd
 from sluicegate.core.record import Record, Spent
 from sluicegate.core.refusals import Refusal
-from sluicegate.core.tenants import Deployment, Key, Policy
+from sluicegate.core.tenants import Deployment, Key
 from sluicegate.core.usage import NOTHING, Charge
 from sluicegate.dialects.form import Request
 from sluicegate.http.exchange import ClientGone
@@ -71,7 +71,7 @@ class Holding:
                     if not plan.template.counters:
                         break
                     admission = self._admission(trip, attempt)
-                    refusal = self._admitted(trip, attempt, admission, await self._admit(trip, attempt.held, admission))
+                    refusal = self._admitted(trip, attempt, admission, place, await self._admit(trip, attempt.held, admission))
                     if refusal is None:
                         break
                     if attempt.need > attempt.figures.need and self._takes_less(attempt, refusal, place):
@@ -146,13 +146,15 @@ class Holding:
             trip.standing.held.hold_id if trip.standing is not None else "",
         )
 
-    def _admitted(self, trip: Trip, attempt: Attempt, admission: Admission, reply: Reply | None) -> Refusal | None:
-        """Takes the ledger's answer for the key's limits: why they refuse, if they do."""
+    def _admitted(self, trip: Trip, attempt: Attempt, admission: Admission, place: Place | None, reply: Reply | None) -> Refusal | None:
+        """Takes the ledger's answer for the key's limits: why they refuse, if they do. Raises Reject where room has come too late to be of use."""
         if reply is None:
             return None
         figures, template = attempt.figures, attempt.held.template
         trip.reply, trip.refset, template.told = reply, admission.refs, reply.states
         if reply.status == "granted":
+            if place is not None and place.refusal is not None and self._clock() >= trip.ends_at:
+                raise self._rejected(trip, place.refusal)
             attempt.granted = reply.g
             attempt.extends = attempt.extends and reply.room >= figures.want  # a limit that is nearly used up is held as a cap
             if template.shadows:
@@ -211,6 +213,7 @@ class Holding:
             place = waiting.enter(plan.key.priority, left_s)
             trip.exchange.on_gone = partial(waiting.gone, place)
         place.poll_s = min(room_in_s, POLL_S) or POLL_S
+        place.refusal = refusal or place.refusal or self._still_waiting(trip, attempt, behind)
         self._give_back(trip, attempt)
         if not waiting.stand(place, counters[behind], budget.queue_max_depth, standing):
             self._notices.waited("full", 0)

@@ -114,12 +114,14 @@ class Probes:
 
     async def probe(self, deployment: Deployment, probe: Probe) -> None:
         """Asks one, and tells the others."""
-        started = self._clock()
         try:
-            failure = await self._ask(deployment, probe)
+            await self._probe(deployment, probe)
         except Exception:
             log.exception("probe went wrong", deployment=deployment.id)
-            return
+
+    async def _probe(self, deployment: Deployment, probe: Probe) -> None:
+        started = self._clock()
+        failure = await self._ask(deployment, probe)
         result = Result(deployment.id, self._host, failure[:FAILURE_MAX], round((self._clock() - started) * 1000, 1))
         before = self.state(deployment.id)
         self._note(result, 0.0)

@@ -318,9 +318,7 @@ class Relay:
         self._drain = asyncio.get_running_loop().create_future()
         self._exchange.on_drained = self.client_left
         try:
-            await asyncio.wait_for(self._drain, timeout_s)
-        except TimeoutError:
-            return
+            await asyncio.wait([self._drain], timeout=timeout_s)  # wait_for of Python 3.11 loses a cancellation that comes as the client takes it
         finally:
             self._exchange.on_drained = self._drain = None
 

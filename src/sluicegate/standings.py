@@ -93,6 +93,14 @@ class Standings:
         if standing is not None:
             standing.cool(for_s, self._clock(), reason, limited)
 
+    def knows(self, deployment: str) -> bool:
+        """Whether there is one of that id, or was."""
+        return deployment in self._of
+
+    def reset(self, deployment: str, reason: str) -> None:
+        """An operator says that it can be called."""
+        self._of[deployment].reset(reason)
+
     def rate(self, deployment: str, health: Health, reason: str) -> None:
         """What a probe says of a deployment."""
         before = self.unwell.get(deployment, "healthy")

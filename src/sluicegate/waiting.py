@@ -19,6 +19,7 @@ from bisect import insort
 from collections.abc import Callable, Sequence
 from math import inf
 
+from sluicegate.core.refusals import Refusal
 from sluicegate.core.tenants import Counter
 
 POLL_S = 0.05  # what other workers settle is seen by asking
@@ -37,7 +38,7 @@ def newcomer(priority: str | None) -> Order:
 class Place:
     """One request that waits. Times are seconds of the clock; poll_s: how long it may be until it looks again, once it is the first."""
 
-    __slots__ = ("awake", "deadline", "line", "order", "poll_s", "since")
+    __slots__ = ("awake", "deadline", "line", "order", "poll_s", "refusal", "since")
 
     def __init__(self, order: Order, since: float, deadline: float) -> None:
         self.order = order
@@ -45,6 +46,7 @@ class Place:
         self.deadline = deadline
         self.poll_s = POLL_S
         self.line: Line | None = None
+        self.refusal: Refusal | None = None  # the last
         self.awake = asyncio.Event()
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from sluicegate.core.limits import Unit
 from sluicegate.records import adjustments
-from sluicegate.records.adjustments import Adjustment, NotOpen
+from sluicegate.records.adjustments import Adjustment, Moved, NotOpen, Standing
 from sluicegate.records.rows import Sum
 from sluicegate.records.store import Records
 from support_records import SECOND, opened, used
@@ -24,7 +24,12 @@ def question(counter: str, scope: str = "acme", end_ms: int = 0) -> Sum:
 
 
 async def make(records: Records, row: Adjustment) -> tuple[Adjustment, bool]:
-    return await records._database.call(partial(adjustments.make, row=row))
+    before = await standing(records, row.counter)
+    return await records._database.call(partial(adjustments.make, row=row, before=before))
+
+
+async def standing(records: Records, counter: str, epoch: str = "e1") -> Standing:
+    return await records._database.call(partial(adjustments.standing, counter=counter, epoch=epoch, start_ms=NOW_MS))
 
 
 async def test_a_limit_s_sums_have_its_adjustments(records_url: str) -> None:
@@ -62,6 +67,22 @@ async def test_a_tree_in_doubt_is_not_adjusted(records_url: str, epoch: str) -> 
         with pytest.raises(NotOpen):
             await make(records, adjustment("a", 1, epoch=epoch))
         assert await records.sums([question("acme:tokens:day")]) == [0]
+
+
+async def test_who_has_looked_before_another_adjusted_looks_again(records_url: str) -> None:
+    """What the other takes counts as taken until the ledger has it, in that window and epoch alone; what is added may not be there yet."""
+    async with opened(records_url) as records:
+        await records.beat("w", 1, 0, "server", {"acme": ("e1", 5)})
+        before = await standing(records, "acme:tokens:day")
+        for row in (adjustment("a", -7), adjustment("b", 9), adjustment("c", -5, at_ms=NOW_MS - 1), adjustment("d", -3, counter="acme:usd:day")):
+            await make(records, row)
+        with pytest.raises(Moved):
+            await records._database.call(partial(adjustments.make, row=adjustment("e", -1), before=before))
+        assert await standing(records, "acme:tokens:day") == Standing(3, -7)
+        assert await standing(records, "acme:tokens:day", "e2") == Standing(3, 0)
+        await records._database.call(partial(adjustments.done, id="a"))
+        assert await standing(records, "acme:tokens:day") == Standing(3, 0)
+        assert await records._database.call(partial(adjustments.one, id="e")) is None
 
 
 async def test_they_are_listed_in_pages(records_url: str) -> None:

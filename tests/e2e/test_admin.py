@@ -11,7 +11,10 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
-from support_inloop import Bench, Reply, request, running
+from sluicegate import app
+from sluicegate.config.load import load_text
+from support_admin import OPERATOR, VIEWER, Api, more, until
+from support_inloop import Bench, Reply, config_text, request, running
 
 KEY = "sk-admin-of-the-tests"
 ADMIN = f"admin: {{key: {KEY}, chaos: on}}"
@@ -226,6 +229,40 @@ async def test_breakers_and_cooldowns(tmp_path: Path) -> None:
         cooldown = found["second/two"]["cooldown"]
         assert (cooldown["limited"], 20 < cooldown["for_s"] <= 30) == (True, True)
         assert (await deployment(bench))["breaker"] == found["mock/one"]
+
+
+async def test_a_deployment_is_reset_at_all_workers(tmp_path: Path) -> None:
+    """By an operator: breakers and cooldowns are over everywhere, it is in the audit log, and it is called at once."""
+    shared = {"ledger": f"sqlite:///{tmp_path}/ledger.db", "records": f"sqlite:///{tmp_path}/records.db", "more": f"{more()}\n{PATIENT}"}
+    shared |= ROUTE | {"models": ROUTE["models"].replace(", limits: [5 requests/minute]", "")}
+    async with running(tmp_path / "one", **shared) as bench:
+        bench.whole = False
+        text = config_text(tmp_path / "two", bench.mock.base_url, **shared).replace("BASE_URL", bench.mock.base_url)
+        async with app.serving(load_text(text, {})) as (worker, server):
+            there = Bench(bench.loaded, worker, server.port, bench.mock)
+            for one in (bench, there):
+                bench.mock.fault(count=3, model="one", status=500)
+                for _ in range(3):
+                    await tried(one)
+            bench.mock.fault(count=1, model="two", status=429, headers={"retry-after": "30"})
+            await tried(bench)
+            here, apis, ids = Api(bench), [Api(bench), Api(there)], ("mock/one", "second/two")
+
+            async def states() -> list[tuple[str, bool]]:
+                shown = [(await api("GET", "breakers")).json["data"] for api in apis]
+                return [(one["state"], one["cooldown"] is not None) for page in shown for one in page if one["deployment"] in ids]
+
+            await until(states, [("open", False), ("closed", True)] * 2)
+            assert await here.code("POST", "breakers/second/two/reset", key=VIEWER) == "403 not_allowed"
+            assert await here.code("POST", "breakers/mock/none/reset", key=OPERATOR) == "404 deployment_not_found deployment"
+            reset = await here("POST", "breakers/mock/one/reset", key=OPERATOR)
+            assert reset.json == {"deployment": "mock/one", "state": "closed", "failures": 0, "cooldown": None}
+            await here("POST", "breakers/second%2Ftwo/reset", key=OPERATOR)
+            await until(states, [("closed", False)] * 4)
+            assert await tried(there) == "200 mock/one:200"
+            log = (await here("GET", "audit-logs?action=breaker.reset")).json["data"]
+            assert [(one["actor"], one["subject"]) for one in log] == [("on-call", "second/two"), ("on-call", "mock/one")]
+            assert (log[1]["before"]["state"], log[1]["after"]["state"], log[1]["tenant"]) == ("open", "closed", [])
 
 
 # -- chaos --------------------------------------------------------------------------------------------------------------------------------

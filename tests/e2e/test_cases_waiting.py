@@ -288,6 +288,26 @@ async def test_a_wait_ends_with_the_refusal(tmp_path: Path) -> None:
         assert wait_outcomes(bench) == {"refused": 3}
 
 
+async def test_room_that_comes_as_the_time_is_over_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client's own time: it is told why it was refused until then, not that the provider was late; nobody was called, nothing is charged."""
+    async with waiting_bench(tmp_path, limits=ONE_AT_A_TIME) as bench:
+        holding, first = bench.worker.gateway.holding, await sent(bench, "sk-key", "first")
+        admit = holding._admit
+
+        async def late(trip: Any, *others: Any) -> Any:
+            if trip.hurried and trip.exchange.on_gone is not None:  # it has waited
+                await first.rest()
+                await asyncio.sleep(max(0, trip.ends_at - holding._clock()))
+            return await admit(trip, *others)
+
+        monkeypatch.setattr(holding, "_admit", late)
+        reply = await bench.post(bench.body(max_tokens=60), more=b"timeout: 0.3\r\n")
+        assert (reply.status, reply.code) == (429, "budget_busy")
+        assert (await first.rest()).code == "200"
+        assert (await bench.usage())["key key tokens/day"]["used"] == USED
+        assert wait_outcomes(bench) == {"refused": 1}
+
+
 async def test_a_full_queue_refuses_at_once(tmp_path: Path) -> None:
     """Whether the ledger was asked or others stand before it; with the refusal that there is without a queue."""
     async with waiting_bench(tmp_path, max_depth=2, limits=ONE_AT_A_TIME, options={"ttft": 200, "completion": 5}) as bench:

@@ -211,7 +211,7 @@ async def test_one_whose_key_is_taken_away_is_let_go(tmp_path: Path) -> None:
         assert (closed.value.rcvd.code, closed.value.rcvd.reason.partition(":")[0]) == (events.POLICY, "invalid_admin_key")
 
 
-@pytest.mark.parametrize(("query", "param"), [("?types=nothing", "types"), ("?after=nothing", "after")])
+@pytest.mark.parametrize(("query", "param"), [("?types=nothing", "types"), ("?after=nothing", "after"), ("?type=budget.*", "type")])
 async def test_what_cannot_be_asked_for(tmp_path: Path, query: str, param: str) -> None:
     """Both ways of asking name the field."""
     async with running(tmp_path, more=ADMIN) as bench:

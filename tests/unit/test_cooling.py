@@ -24,13 +24,17 @@ class Wire:
 
     def __init__(self) -> None:
         self.published: list[tuple[str, dict[str, Any]]] = []
+        self.heard: dict[str, Any] = {}
 
     def publish(self, kind: str, data: dict[str, Any]) -> None:
         self.published.append((kind, data))
 
     def subscribe(self, kind: str, callback: Any, *, earlier: bool = False) -> None:
-        assert (kind, earlier) == ("cooldown", True)
-        self.hear = callback
+        assert earlier
+        self.heard[kind] = callback
+
+    def hear(self, message: Message) -> None:
+        self.heard[message.kind](message)
 
 
 class Worker:
@@ -39,7 +43,7 @@ class Worker:
     def __init__(self, ledger_ahead_ms: int = 0) -> None:
         self.wire = Wire()
         self.standings = Standings(load_text(FILE, {}).policy, lambda: 100.0, lambda: 0.0)
-        Cooldowns(self.wire, self.standings, lambda: NOW_MS + ledger_ahead_ms)  # type: ignore[arg-type]
+        self.cooldowns = Cooldowns(self.wire, self.standings, lambda: NOW_MS + ledger_ahead_ms)  # type: ignore[arg-type]
         self.standing = self.standings.of("one/a")
 
     def refused(self, retry_after: str) -> None:
@@ -49,7 +53,7 @@ class Worker:
 
     def told(self, data: Any) -> float:
         """For how long it is left alone after this message."""
-        self.wire.hear(Message("1", "cooldown", 0, "other", data))
+        self.wire.hear(Message("1", "cooldown", NOW_MS, "other", data))
         return self.standing.ready_in_s(100.0)
 
 
@@ -98,3 +102,35 @@ def test_impossible_things_are_ignored_or_bounded(changed: dict[str, Any], for_s
     data = {"deployment": "one/a", "until_ms": NOW_MS + 30_000, "reason": "429", "limited": True, **changed}
     assert worker.told(data) == for_s
     assert len(worker.standing.cool_reason) <= 200
+
+
+def test_one_that_is_reset_is_called_again_by_all() -> None:
+    """Its cooldown and its breaker are forgotten; what was told of it before is not heard after, what is told later is."""
+    one, two = Worker(), Worker()
+    one.refused("30")
+    [(_, told)] = one.wire.published
+    assert two.told(told) == 30
+    for _ in range(5):
+        permit = two.standing.permit(131.0)
+        assert permit is not None
+        two.standing.report(permit, "failed", 131.0)
+    assert two.standing.state == "open" and two.standing.permit(131.0) is None
+    one.cooldowns.reset("one/a", "reset by on-call")
+    kind, reset = one.wire.published[-1]
+    assert (kind, reset, one.standing.ready_in_s(100.0)) == ("reset", {"deployment": "one/a", "reason": "reset by on-call"}, 0)
+    two.wire.hear(Message("2", "reset", NOW_MS, "other", reset))
+    assert (two.standing.state, two.standing.failures, two.standing.reason) == ("closed", 0, "reset by on-call")
+    for worker in (one, two):
+        worker.wire.hear(Message("3", "cooldown", NOW_MS, "third", told))
+        assert worker.standing.ready_in_s(100.0) == 0
+        worker.wire.hear(Message("4", "cooldown", NOW_MS + 1, "third", told))
+        assert worker.standing.ready_in_s(100.0) == 30
+
+
+@pytest.mark.parametrize("data", [{}, {"deployment": "one/a"}, {"deployment": "none", "reason": "x"}])
+def test_a_reset_that_means_nothing_is_ignored(data: dict[str, Any]) -> None:
+    """Whoever wrote it is none of ours, or has other deployments."""
+    one = Worker()
+    one.refused("30")
+    one.wire.hear(Message("1", "reset", NOW_MS, "other", data))
+    assert one.standing.ready_in_s(100.0) == 30

@@ -65,6 +65,12 @@ def not_found(what: str, param: str, code: str) -> Reject:
     return Reject(404, "invalid_request_error", code, what, param)
 
 
+def missing(id: str, param: str) -> Reject:
+    """A 404 of a key or tenant, by its id."""
+    what = "key" if "/@" in id else "tenant"
+    return not_found(f"There is no {what} {id[:200]!r}.", param, f"{what}_not_found")
+
+
 def answer_to(error: Reject) -> Response:
     """What is told of it."""
     return _answer(error.status, error.message, error.type, error.param, error.code, {k.decode(): v.decode() for k, v in error.headers})
@@ -83,7 +89,8 @@ async def _invalid(request: Request, error: Exception) -> Response:
     if where == ["body"] or kind == "json_invalid":
         hint = " Send it with `content-type: application/json`." if kind == "model_attributes_type" else ""
         return _answer(400, _NOT_JSON.get(kind, "The body must be a JSON object.") + hint, "invalid_request_error", None, "invalid_body")
-    param = ".".join(str(part) for part in where[1:])
+    path = _written(where[1:], error.body, kind)
+    param = ".".join(str(part) for part in path)
     if kind == "extra_forbidden":
         near = get_close_matches(str(where[-1]), _fields(request, where), 1)
         return _answer(
@@ -91,8 +98,23 @@ async def _invalid(request: Request, error: Exception) -> Response:
         )
     if kind == "missing":
         return _answer(400, f"The field {param!r} is missing.", "invalid_request_error", param, "missing_field")
-    said = str(details["msg"]).removeprefix("Value error, ").replace("Input should", "It should", 1)
-    return _answer(400, f"Invalid value for {param!r}. {said}.", "invalid_request_error", param, "invalid_value")
+    alike = [one for one in found if _written(one["loc"][1:], error.body, kind) == path]  # what each of its forms should be
+    said = " or ".join(dict.fromkeys(str(one["msg"]).removeprefix("Value error, ").removeprefix("Input should be ") for one in alike))
+    should = "It should be " if str(details["msg"]).startswith("Input should be ") else ""
+    return _answer(400, f"Invalid value for {param!r}. {should}{said}.", "invalid_request_error", param, "invalid_value")
+
+
+def _written(where: Sequence[str | int], body: Any, kind: str) -> list[str | int]:
+    """The path as the client has written it: without the names that pydantic has for the forms which a value may have, and for names in a mapping."""
+    if not isinstance(body, dict | list):  # a query has none
+        return list(where)
+    found: list[str | int] = []
+    for part in where:
+        inside = dict(enumerate(body)) if isinstance(body, list) else body if isinstance(body, dict) else {}
+        if part in inside or (kind == "missing" and part is where[-1]):
+            found.append(part)
+            body = inside.get(part)
+    return found
 
 
 async def _refused(request: Request, error: Exception) -> Response:
@@ -124,13 +146,12 @@ async def _wrong(_request: Request, error: Exception) -> Response:
 
 
 async def _missing(_request: Request, error: Exception) -> Response:
-    what = "key" if "/@" in str(error) else "tenant"
-    return _answer(404, f"There is no {what} {str(error)[:200]!r}.", "invalid_request_error", "id", f"{what}_not_found")
+    return answer_to(missing(str(error), "id"))
 
 
 async def _taken(_request: Request, error: Exception) -> Response:
-    what = "key" if "/@" in str(error) else "tenant"
-    return _answer(409, f"There is a {what} {str(error)[:200]!r} already.", "invalid_request_error", "name", f"{what}_exists")
+    what, field = ("key", "name") if "/@" in str(error) else ("tenant", "id")
+    return _answer(409, f"There is a {what} {str(error)[:200]!r} already.", "invalid_request_error", field, f"{what}_exists")
 
 
 async def _from_file(_request: Request, error: Exception) -> Response:

@@ -146,6 +146,8 @@ class Client:
     async def _serve(self) -> None:
         socket, bus = self._socket, self._services.bus
         try:
+            for name in socket.query_params.keys() - {"types", "after"}:
+                raise invalid(f"Unknown field {name[:100]!r}; there are 'types' and 'after'.", name[:100], "unknown_field")
             types, after = _types(socket.query_params.get("types", "")), socket.query_params.get("after", "")
             if after:
                 with contextlib.suppress(BusAway):

@@ -1,4 +1,4 @@
-"""`/admin/v1/health` and `/admin/v1/breakers`: how the gateway and its deployments are, as one worker sees them."""
+"""`/admin/v1/health` and `/admin/v1/breakers`: how the gateway and its deployments are, as one worker sees them; and that one is well again."""
 
 import asyncio
 from typing import Annotated, Any, Literal
@@ -6,8 +6,9 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, Request
 
 from sluicegate import __version__
-from sluicegate.admin.access import require
+from sluicegate.admin.access import Operator, require
 from sluicegate.admin.bodies import Answer
+from sluicegate.admin.errors import not_found
 from sluicegate.admin.faults import FaultState, fault_state
 from sluicegate.admin.paging import Listing, Paged, of_ids
 from sluicegate.admin.services import Services
@@ -133,6 +134,18 @@ async def health(request: Request, services: Serving) -> HealthAnswer:
 @router.get("/breakers", summary="The breaker and cooldown of each deployment")
 async def breakers(services: Serving, page: Paged) -> Listing[Breaker]:
     return of_ids(list(services.deployments()), page, lambda each: _breaker(services, each))
+
+
+@router.post("/breakers/{deployment:path}/reset", summary="Let a deployment be called again")
+async def reset(request: Request, services: Serving, caller: Operator, deployment: str) -> Breaker:
+    """At once, at all workers: its breaker is closed and its cooldown over. If it still fails, both come again. What probes find of it stays."""
+    if deployment not in services.deployments():
+        raise not_found("There is no such deployment.", "deployment", "deployment_not_found")
+    before = _breaker(services, deployment)
+    services.reset(deployment, f"reset by {caller.name}")
+    after = _breaker(services, deployment)
+    services.audit.note(caller, "breaker.reset", deployment, before.model_dump(), after.model_dump(), request)
+    return after
 
 
 async def _limits(services: Services, deployment: Deployment) -> list[dict[str, Any]] | None:

@@ -3,6 +3,7 @@
 A key's id is the path of its owner and its name: `acme/team-a/@laptop`. It goes into a URL as it is, `/` and `@` included.
 """
 
+from collections.abc import Awaitable, Callable
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
@@ -11,12 +12,14 @@ from pydantic import Field
 from sluicegate.admin import showing
 from sluicegate.admin.access import Admin, Caller, Operator, Viewer
 from sluicegate.admin.bodies import Asked, Id, Length, LimitText, Plain, When, length_ms, when_ms
-from sluicegate.admin.errors import Error, not_found
+from sluicegate.admin.errors import Error, missing, not_found
 from sluicegate.admin.paging import Listing, Page, listing
 from sluicegate.admin.paths import checked
 from sluicegate.admin.services import Services
 from sluicegate.admin.showing import Deleted, KeyMade, KeyState
+from sluicegate.core.happening import Action
 from sluicegate.directory_changes import OVERRIDE_FIELDS, Change, Fields, FromFile
+from sluicegate.records.directory_rows import Missing
 
 CONFLICT: dict[int | str, dict[str, Any]] = {
     409: {"model": Error, "description": "key_exists; defined_in_file: what the configuration file says cannot be changed so."}
@@ -98,12 +101,15 @@ async def make(request: Request, caller: Admin, asked: KeyRequest) -> KeyMade:
     return await made(services, request, caller, asked)
 
 
-async def made(services: Services, request: Request, caller: Caller, asked: KeyRequest) -> KeyMade:
-    """A key that the caller may make."""
+async def made(services: Services, request: Request, caller: Caller, asked: KeyRequest, most: int = 0) -> KeyMade:
+    """A key that the caller may make. most: that there may be below its owner; 0: any number. Raises Full."""
     given = fields_of(asked, services.time_ms())
     owner, name = given.pop("owner"), given.pop("name")
     witness = services.audit.witness(caller, "key.created", f"{owner}/@{name}", request)
-    change = await services.changes.create_key(owner, name, **given, witness=witness)
+    try:
+        change = await services.changes.create_key(owner, name, **given, most=most, witness=witness)
+    except Missing:
+        raise missing(owner, "owner") from None
     assert change.after is not None
     return KeyMade(**showing.of_directory(services, change.after).model_dump(), secret=change.secret)
 
@@ -122,9 +128,10 @@ async def listed(services: Services, page: Page, below: str = "", blocked: bool 
     of_file = [showing.of_file(services, id) for id in sorted(ids)[: page.limit + 1 if blocked is None else None]]
     rows = await services.changes.list_keys(below, after, page.limit + 1, blocked=blocked)
     here = [one for one in of_file if blocked is None or one.blocked == blocked]
-    found = sorted([*here, *(showing.of_directory(services, row) for row in rows)], key=lambda one: one.id)[: page.limit + 1]
+    made = {row["id"]: showing.of_directory(services, row) for row in rows}
+    found = sorted((made | {one.id: one for one in here}).values(), key=lambda one: one.id)  # one that both define is the file's
     shown = found[: page.limit]
-    return listing(shown, shown[-1].id if len(found) > page.limit else None)
+    return listing(shown, shown[-1].id if len(here) + len(rows) > page.limit else None)
 
 
 @router.post("/{id:path}/rotate", summary="Give a key another secret")
@@ -191,13 +198,18 @@ async def change(request: Request, caller: Admin, id: str, asked: KeyChanges) ->
 
 
 async def _change(request: Request, caller: Caller, id: str, asked: Asked) -> KeyState:
+    services: Services = request.app.state.services
+    return await showing.key(services, await changed(request, caller, id, asked, "key.updated", services.changes.update_key))
+
+
+async def changed(request: Request, caller: Caller, id: str, asked: Asked, action: Action, update: Callable[..., Awaitable[Change]]) -> str:
+    """Changes a key or tenant: one of the file by what is put over it, any other by `update`. Its id, as it is known."""
     services, id = request.app.state.services, checked(id)
     if services.changes.in_file(id):
         await override(services, caller, request, id, {name: getattr(asked, name) for name in asked.model_fields_set})
     else:
-        witness = services.audit.witness(caller, "key.updated", id, request)
-        await services.changes.update_key(id, **fields_of(asked, services.time_ms()), witness=witness)
-    return await showing.key(services, id)
+        await update(id, **fields_of(asked, services.time_ms()), witness=services.audit.witness(caller, action, id, request))
+    return id
 
 
 @router.delete("/{id:entry}", summary="Delete a key")

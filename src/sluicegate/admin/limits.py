@@ -1,14 +1,16 @@
 """`/admin/v1/limits`: which limits there are, how they stand, and corrections of what was used of one; how a key or tenant stands as a whole.
 
 A limit's id is whose it is and what it counts in: `acme/team-a:usd:month`, `deployment:openai/gpt-4o-mini:requests:bucket-minute`. Its amount is not
-part of it. Lists have the limits of the file's keys, of all tenants and of deployments; those of one key of the directory if that key is named.
+part of it. Lists are by whose they are, and then by id.
 
 An adjustment is recorded first (records/adjustments.py) and then told to the ledger, in the epoch that it was recorded in. It has an id: whoever got
-no answer sends it again with the same one, and it counts once.
+no answer sends it again with the same one, and it counts once. Whoever takes away is checked against what was used and what others take meanwhile;
+where one of these has come first, it is looked at again.
 """
 
 import asyncio
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from functools import partial
 from itertools import groupby
 from typing import Annotated, Any
@@ -37,8 +39,9 @@ from sluicegate.counted import counted
 from sluicegate.events import figure
 from sluicegate.ledger.contract import LedgerUnavailable
 from sluicegate.records import adjustments
-from sluicegate.records.adjustments import Adjustment
+from sluicegate.records.adjustments import Adjustment, Moved
 from sluicegate.records.audit import Entry
+from sluicegate.records.rows import RecordsUnavailable
 from sluicegate.reject import Reject
 
 CONFLICT: dict[int | str, dict[str, Any]] = {
@@ -49,6 +52,7 @@ router = APIRouter(prefix="/admin/v1", tags=["limits"])
 IN_FLIGHT_MAX = 5_000  # holds that are counted
 HOLDS_AT_ONCE = 1_000
 RESENT_MS = 6 * 86_400_000  # the ledger knows for seven days that it has been told
+TRIES = 10  # of an adjustment while others are made of the same counter
 
 
 class LimitStatus(LimitState):
@@ -112,19 +116,19 @@ def known(services: Services) -> Iterator[Place]:
             yield from ((counting.deployment_tree(one.id), counter) for counter in one.counters)
 
 
-async def of_key(services: Services, key_id: str) -> list[Place]:
-    """Its own and those above. Raises Reject."""
+async def of_key(services: Services, key_id: str, field: str = "id") -> list[Place]:
+    """Its own and those above. field: that names it. Raises Reject."""
     key = await services.directory.look_up(key_id)
     if key is None:
-        raise not_found("There is no such key.", "key", "key_not_found")
+        raise not_found("There is no such key.", field, "key_not_found")
     return [(key.tree, counter) for counter in key.counters]
 
 
-def of_tenant(services: Services, tenant_id: str) -> list[Place]:
+def of_tenant(services: Services, tenant_id: str, field: str = "id") -> list[Place]:
     """The same of a tenant."""
     above = showing.current(services).tenants.at.get(tenant_id)
     if above is None:
-        raise not_found("There is no such tenant.", "tenant", "tenant_not_found")
+        raise not_found("There is no such tenant.", field, "tenant_not_found")
     return [(above.tree, counter) for counter in above.counters]
 
 
@@ -151,19 +155,25 @@ async def statuses(services: Services, places: Iterable[Place]) -> list[LimitSta
 
 @router.get("/limits", summary="All limits, and how they stand")
 async def show_all(request: Request, _caller: Viewer, page: Annotated[LimitsAsked, Query()]) -> Listing[LimitStatus]:
-    """By id."""
+    """By whose they are, and then by id."""
     services: Services = request.app.state.services
-    places: Iterable[Place] = known(services)
+    after = _order(page.after.partition("\x00")[0])  # no id has one, and PostgreSQL takes none
     if page.key:
-        places = await of_key(services, checked(page.key))
+        places = await of_key(services, checked(page.key), "key")
     elif page.tenant:
-        places = of_tenant(services, checked(page.tenant))
+        places = of_tenant(services, checked(page.tenant), "tenant")
     elif page.deployment:
         places = [place for place in known(services) if place[1].scope.kind == "deployment" and place[1].scope.id == page.deployment]
+    else:  # of as many more keys as could all be on the page, beside the one that `after` is of
+        places = [*known(services), *await services.directory.limited(after[0], page.limit + 2)]
     by_id = {counting.identity(counter): (tree, counter) for tree, counter in places}
-    behind = sorted(id for id in by_id if id > page.after)
+    behind = sorted((id for id in by_id if _order(id) > after), key=_order)
     shown = await statuses(services, [by_id[id] for id in behind[: page.limit]])
     return listing(shown, shown[-1].id if len(behind) > page.limit else None)
+
+
+def _order(limit_id: str) -> tuple[str, str]:
+    return limit_id.partition(":")[0], limit_id
 
 
 @router.get("/tenants/{id:path}/status", summary="How a tenant stands")
@@ -200,7 +210,7 @@ async def adjust(request: Request, caller: Admin, id: str, asked: AdjustmentRequ
     """Of this limit alone, in its present window, at once; usage in the records stays what it was, and has this beside it."""
     services: Services = request.app.state.services
     lock: asyncio.Lock = request.app.state.adjusting
-    async with lock:  # so that two who take away do not take the same
+    async with lock:  # one after another here: then only other workers come in between
         tree, counter = await find(services, id)
         made = await _make(services, request, caller, tree, counter, asked)
         await _apply(services, counter, made)
@@ -238,24 +248,38 @@ async def _make(services: Services, request: Request, caller: Caller, tree: str,
         if (there.counter, there.amount) != (identity, amount):
             raise Reject(409, "invalid_request_error", "adjustment_exists", "There is another adjustment with that id.", "id")
         return there
-    state = services.ledger.trees.get(tree)
-    if state is None or not state.open:
-        raise LedgerUnavailable("the state of this limit is being recovered")
-    reply = await services.ledger.peek(RefSet(tree, [counting.ref(counter, services.ledger.now_ms())]))
-    (used, held), now_ms = reply.states[0], reply.now_ms
-    if used + amount < 0:
-        message = f"No more than {figure(counter.unit, used):g} was used of it in this window."
+    id = asked.id or f"adj_{new_event_id()[4:]}"
+    for _ in range(TRIES):
+        state = services.ledger.trees.get(tree)
+        if state is None or not state.open:
+            raise LedgerUnavailable("the state of this limit is being recovered")
+        row = Adjustment(id, identity, amount, 0, tree, state.epoch, caller.name, asked.reason)
+        with suppress(Moved):
+            return await _record(services, request, caller, counter, row)
+    raise RecordsUnavailable("others adjust the same limit, again and again")
+
+
+async def _record(services: Services, request: Request, caller: Caller, counter: Counter, row: Adjustment) -> Adjustment:
+    """Raises Reject where that takes away more than there is; Moved."""
+    ref, call = counting.ref(counter, services.ledger.now_ms()), services.directory.store.call
+    before = await call(partial(adjustments.standing, counter=row.counter, epoch=row.epoch, start_ms=ref.start_ms), reading=True)
+    reply = await services.ledger.peek(RefSet(row.tree, [ref]))
+    used, held = reply.states[0]
+    if ref.end_ms and not ref.start_ms <= reply.now_ms < ref.end_ms:
+        raise Moved
+    if row.amount < 0 and used + before.taking + row.amount < 0:
+        message = f"No more than {figure(counter.unit, max(0, used + before.taking)):g} was used of it in this window."
         raise Reject(409, "invalid_request_error", "below_zero", message, "amount")
-    row = Adjustment(asked.id or f"adj_{new_event_id()[4:]}", identity, amount, now_ms, tree, state.epoch, caller.name, asked.reason)
+    row = msgspec.structs.replace(row, at_ms=reply.now_ms)
     entry = _entry(services, request, caller, counter, row, (used, held))
 
     def work(connection: Connection) -> tuple[Adjustment, bool]:
-        made, new = adjustments.make(connection, row)
+        made, new = adjustments.make(connection, row, before)
         if new:
             services.audit.write(connection, entry)
         return made, new
 
-    made, new = await services.directory.store.call(work)
+    made, new = await call(work)
     if new:
         services.audit.tell(entry)
     return made

@@ -20,6 +20,7 @@ from sluicegate.admin.paths import checked
 from sluicegate.admin.services import Services
 from sluicegate.admin.showing import Deleted, KeyMade, KeyState
 from sluicegate.core.tenants import Key
+from sluicegate.records.directory_rows import Full
 from sluicegate.reject import Reject
 
 router = APIRouter(prefix="/admin/v1/me", tags=["me"], responses=CONFLICT)
@@ -111,10 +112,11 @@ async def make(request: Request, me: Itself, asked: SubKeyRequest) -> KeyMade:
     asked.check()
     services: Services = request.app.state.services
     key, caller = _may(me)
-    if len(await services.changes.list_keys(key.id, limit=SUB_KEYS_MAX)) >= SUB_KEYS_MAX:
-        raise Reject(409, "invalid_request_error", "too_many_keys", f"There are {SUB_KEYS_MAX} keys below it already.")
     given = asked.model_dump(exclude_unset=True)
-    return await made(services, request, caller, KeyRequest(owner=key.id, **given))
+    try:
+        return await made(services, request, caller, KeyRequest(owner=key.id, **given), SUB_KEYS_MAX)
+    except Full:
+        raise Reject(409, "invalid_request_error", "too_many_keys", f"There are {SUB_KEYS_MAX} keys below it already.") from None
 
 
 @router.post("/keys/{id:path}/rotate", summary="Give a sub-key another secret")

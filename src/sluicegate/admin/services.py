@@ -53,7 +53,7 @@ class Audits:
             subject=subject,
             before=before,
             after=after,
-            tenant=tenant if action.partition(".")[0] not in ("chaos", "config", "hold", "price") else "",
+            tenant=tenant if action.partition(".")[0] not in ("breaker", "chaos", "config", "hold", "price") else "",
             key_id=subject if key else "",
             reason=reason,
             request_id=request.headers.get("x-request-id", "")[:SAID_MAX],
@@ -111,6 +111,7 @@ class Services:
     recovery: Recovery
     chaos: Chaos | None  # None: `admin.chaos` is off
     probes: Probes
+    reset: Callable[[str, str], None]  # ends what keeps requests from a deployment, at all workers; why
     loaded: Callable[[], Loaded]
     reloading: Reloading
     records: Records  # to ask, beside what writes them

@@ -12,6 +12,7 @@ from sluicegate.admin.errors import not_found
 from sluicegate.admin.services import Services
 from sluicegate.config import schema
 from sluicegate.config.compile_tenants import Above
+from sluicegate.config.entries import in_file
 from sluicegate.core.limits import Unit
 from sluicegate.core.refusals import iso
 from sluicegate.directory import Compiled
@@ -86,12 +87,14 @@ class KeyMade(KeyState):
 
 
 class TenantState(Entry):
-    """A tenant. parent: null for an organization. in_use: false where what it hangs under is gone from the file."""
+    """A tenant. parent: null for an organization. in_use: false where what it hangs under is gone from the file. made_too: the file defines it, and
+    one of that id was made here too, of which nothing counts; to delete it is to take that away."""
 
     object: Literal["tenant"] = "tenant"
     parent: str | None
     kind: str
     in_use: bool
+    made_too: bool
 
 
 class Deleted(Answer):
@@ -154,10 +157,10 @@ def tenant(services: Services, tenant_id: str) -> TenantState:
     row = next((row for row in services.directory.tree.tenants if row.id == tenant_id), None)
     parent, _, name = tenant_id.rpartition("/")
     place: dict[str, Any] = {"id": tenant_id, "name": name, "parent": parent or None, "in_use": above is not None}
-    if above is not None and (row is None or services.changes.in_file(tenant_id)):
-        written = in_file(services.loaded().config, tenant_id)
-        assert isinstance(written, schema.Tenant)
-        return TenantState(**place, kind=_kind(above), source="file", metadata={}, created_at=None, **_covered(services, tenant_id, written))
+    written = in_file(services.loaded().config, tenant_id)
+    if above is not None and isinstance(written, schema.Tenant):
+        of_file: dict[str, Any] = {"kind": _kind(above), "source": "file", "metadata": {}, "created_at": None, "made_too": row is not None}
+        return TenantState(**place, **of_file, **_covered(services, tenant_id, written))
     if row is None:
         raise not_found("There is no such tenant.", "id", "tenant_not_found")
     return TenantState(
@@ -170,21 +173,10 @@ def tenant(services: Services, tenant_id: str) -> TenantState:
         metadata=row.metadata,
         blocked=row.blocked,
         created_at=_time(row.created_ms),
+        made_too=False,
         override=None,
         increases=increases(services, tenant_id),
     )
-
-
-def in_file(config: schema.Config, id: str) -> schema.Tenant | schema.Key | None:
-    """What the file says of a tenant or key."""
-    path, _, name = id.partition("/@")
-    first, *rest = path.split("/")
-    found = config.tenants.organizations.get(first)
-    for part in rest:
-        found = found.children.get(part) if found is not None else None
-    if found is None or not name:
-        return found
-    return next((one for one in found.keys if one.name == name), None)
 
 
 def override_of(services: Services, id: str) -> OverrideRow | None:

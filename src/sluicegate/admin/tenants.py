@@ -19,8 +19,8 @@ from sluicegate.admin.keys import (
     Metadata,
     Models,
     Priority,
+    changed,
     fields_of,
-    override,
     removed_override,
 )
 from sluicegate.admin.paging import Listing, Page, of_ids
@@ -117,18 +117,13 @@ async def change(request: Request, caller: Admin, id: str, asked: TenantChanges)
 
 
 async def _change(request: Request, caller: Caller, id: str, asked: Asked) -> TenantState:
-    services, id = request.app.state.services, checked(id)
-    if services.changes.in_file(id):
-        await override(services, caller, request, id, {name: getattr(asked, name) for name in asked.model_fields_set})
-    else:
-        witness = services.audit.witness(caller, "tenant.updated", id, request)
-        await services.changes.update_tenant(id, **fields_of(asked, services.time_ms()), witness=witness)
-    return showing.tenant(services, id)
+    services: Services = request.app.state.services
+    return showing.tenant(services, await changed(request, caller, id, asked, "tenant.updated", services.changes.update_tenant))
 
 
 @router.delete("/{id:entry}", summary="Delete a tenant")
 async def delete(request: Request, caller: Admin, id: str) -> Deleted:
-    """One with nothing below it. What was used there stays recorded."""
+    """One with nothing below it. What was used there stays recorded. One that the file defines too is the file's from then on, as it was."""
     services, id = request.app.state.services, checked(id)
     try:
         await services.changes.delete_tenant(id, witness=services.audit.witness(caller, "tenant.deleted", id, request))

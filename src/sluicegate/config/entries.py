@@ -21,7 +21,8 @@ from sluicegate.config.compile_tenants import TenantTree
 from sluicegate.config.compiling import NAME
 from sluicegate.config.fields import ConfigError, Problem
 from sluicegate.config.load import schema_problems
-from sluicegate.config.schema import Config, Section, Tenant
+from sluicegate.config.schema import Config, Tenant
+from sluicegate.config.section import Section
 from sluicegate.core import counters as counting
 from sluicegate.core.limits import Limit
 from sluicegate.core.tenants import Scope
@@ -149,6 +150,18 @@ def contains(networks: Sequence[Network], address: str) -> bool:
     if isinstance(found, ipaddress.IPv6Address) and found.ipv4_mapped is not None:
         found = found.ipv4_mapped
     return any(found in network for network in networks)
+
+
+def in_file(config: Config, id: str) -> Tenant | schema.Key | None:
+    """What a configuration says of a tenant or key, by its id."""
+    path, _, name = id.partition("/@")
+    first, *rest = path.split("/")
+    found = config.tenants.organizations.get(first)
+    for part in rest:
+        found = found.children.get(part) if found is not None else None
+    if found is None or not name:
+        return found
+    return next((one for one in found.keys if one.name == name), None)
 
 
 def limit_id(limit: Limit) -> str:

@@ -33,6 +33,7 @@ Action = Literal[
     "limit.increase_ended",
     "limit.adjusted",
     "hold.settled",
+    "breaker.reset",
     "chaos.set",
     "chaos.cleared",
     "config.reload_asked",

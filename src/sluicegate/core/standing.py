@@ -8,6 +8,7 @@ Invariants: while the breaker is not closed at most one permit is out, but a pro
 or was forgotten), so no probe can keep a deployment out for ever. A permit carries the generation in which it was given; a report from an earlier one
 changes nothing, so calls that were under way when the breaker opened neither close it nor extend its pause. With one exception: a probe whose answer
 takes longer than a pause closes the breaker all the same, unless a later one has failed; else a deployment that is slow and well would stay out.
+Somebody may say that it is well (`reset`): all that was known against it is forgotten, and what was under way then changes nothing.
 The probe that closed it may be reported a second time, as failed: its answer began well and broke off, which opens the breaker again if it comes
 within a pause (later there have been others, by whom the deployment is known).
 """
@@ -106,6 +107,14 @@ class Standing:
             self._on_change(self.deployment, "cooldown", before, "cooling", f"{reason}, for {for_s:g} s")
         self.cool_until_s, self.cool_reason, self.limited = now_s + for_s, reason, limited
         return later_s
+
+    def reset(self, reason: str) -> None:
+        """It is called again, from now on, as if it had never failed."""
+        if self.cool_until_s:
+            self.cool_until_s = 0.0
+            self._on_change(self.deployment, "cooldown", "cooling", "none", reason)
+        self.failures, self.open_until_s, self._closer = 0, 0.0, None
+        self._change("closed", reason)
 
     def ready_in_s(self, now_s: float) -> float:
         """For how long it will certainly not be called."""

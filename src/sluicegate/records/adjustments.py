@@ -1,6 +1,8 @@
 """What operators have added to, or taken from, what was used of one limit: a record of its own, which every sum of that limit's window has.
 
-    made, new = make(connection, Adjustment(...))      # in a transaction; new: False if there was one with that id
+    before = standing(connection, counter, epoch, start_ms)
+    ... the ledger is asked what was used of the counter ...
+    made, new = make(connection, Adjustment(...), before)      # in a transaction; new: False if there was one with that id
     ... the ledger is told, in the epoch that the adjustment names and in no other ...
     done(connection, id)
 
@@ -8,14 +10,16 @@ An adjustment is of one counter in the window of its time, and of nothing above 
 
 Invariant: it is made only while its tree is open, in the epoch that it then keeps. A ledger that is seeded later begins another epoch, with sums that
 have it; so a ledger of the same epoch lacks it until it is told, and one of any other does not.
+What is taken away was used, whoever else takes at the same time: what others were about to take when the ledger was asked counts as taken, and
+`make` fails where one of them has come in between.
 
-How it fails: NotOpen where the tree is lost, being seeded or of another epoch than the caller knows; nothing is made then.
+How it fails: NotOpen where the tree is lost, being seeded or of another epoch than the caller knows; Moved. Nothing is made then.
 """
 
 from collections.abc import Iterable, Sequence
 
 import msgspec
-from sqlalchemy import Connection, literal, select, update
+from sqlalchemy import Connection, func, literal, select, update
 
 from sluicegate.records.rows import RecordsUnavailable, Sum
 from sluicegate.records.schema import adjustments, insert, trees
@@ -25,6 +29,17 @@ COUNTERS_AT_ONCE = 500
 
 class NotOpen(RecordsUnavailable):
     """The tree's state is in doubt. Nothing was changed."""
+
+
+class Moved(Exception):
+    """Somebody else has adjusted the counter since it was looked at: look again. Nothing was changed."""
+
+
+class Standing(msgspec.Struct, frozen=True):
+    """How a counter is adjusted. made: how often, ever. taking: what the ledger may still have to take away of it in this window; not above 0."""
+
+    made: int
+    taking: int
 
 
 class Adjustment(msgspec.Struct, frozen=True):
@@ -41,14 +56,24 @@ class Adjustment(msgspec.Struct, frozen=True):
     applied: int = 0  # 1: the ledger has it
 
 
-def make(connection: Connection, row: Adjustment) -> tuple[Adjustment, bool]:
-    """The adjustment with that id, and whether it is this one. Raises NotOpen."""
+def standing(connection: Connection, counter: str, epoch: str, start_ms: int) -> Standing:
+    """As it is now. start_ms: of its window, in ledger time."""
+    c = adjustments.c
+    made = connection.execute(select(func.count()).select_from(adjustments).where(c.counter == counter)).scalar_one()
+    pending = select(c.amount).where(c.counter == counter, c.epoch == epoch, c.applied == 0, c.at_ms >= start_ms, c.amount < 0)
+    return Standing(made, sum(connection.execute(pending).scalars()))
+
+
+def make(connection: Connection, row: Adjustment, before: Standing) -> tuple[Adjustment, bool]:
+    """The adjustment with that id, and whether it is this one. before: how the counter stood when it was looked at. Raises NotOpen, Moved."""
     there = one(connection, row.id)
     if there is not None:
         return there, False
     open_ = select(trees.c.epoch).where(trees.c.tree == row.tree, trees.c.status == "open").with_for_update()
     if connection.execute(open_).scalar() != row.epoch:
         raise NotOpen(f"the state of tree {row.tree} is not what it was")
+    if standing(connection, row.counter, row.epoch, row.at_ms).made != before.made:
+        raise Moved
     adding = insert(connection, adjustments).values(msgspec.structs.asdict(row)).on_conflict_do_nothing(index_elements=[adjustments.c.id])
     if connection.execute(adding.returning(adjustments.c.id)).first() is not None:
         return row, True

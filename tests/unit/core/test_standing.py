@@ -212,3 +212,32 @@ def test_other_figures_count_from_now_on() -> None:
     assert stage.standing.ready_in_s(0.0) == 1.0
     stage.standing.configure(2, 60.0)
     assert stage.standing.ready_in_s(0.0) == 1.0
+
+
+def test_one_that_is_reset_begins_anew() -> None:
+    """Open, probing or cooling: it may be called at once, and is counted from nothing; what was under way changes nothing."""
+    for seconds in (0.0, 10.0):
+        stage = Stage()
+        stage.open()
+        stage.now_s += seconds
+        old = stage.permit()
+        stage.standing.cool(60.0, stage.now_s, "429")
+        stage.standing.reset("somebody said so")
+        assert (stage.standing.state, stage.standing.failures, stage.standing.ready_in_s(stage.now_s)) == ("closed", 0, 0)
+        assert stage.changes[-2:] == [
+            ("p/m", "cooldown", "cooling", "none", "somebody said so"),
+            ("p/m", "breaker", "open" if not seconds else "probing", "closed", "somebody said so"),
+        ]
+        if old is not None:
+            stage.standing.report(old, "failed", stage.now_s)
+        stage.call("failed", "failed")
+        assert stage.standing.state == "closed"
+        stage.call("failed")
+        assert stage.standing.state == "open"
+
+
+def test_a_reset_of_one_that_is_well_is_no_change() -> None:
+    """Nothing is told of it."""
+    stage = Stage()
+    stage.standing.reset("somebody said so")
+    assert stage.changes == [] and stage.permit() is not None
