@@ -1,6 +1,6 @@
 """What a request costs at a deployment whose price is not the same for all, or whose tools the provider runs.
 
-How it fails: Reject, naming the field, where that has no price, or nothing bounds it, and a limit depends on it. The next deployment may be able to.
+How it fails: Reject, naming the field, where that has no price, or nothing bounds it, and a dollar limit applies. The next deployment may have one.
 """
 
 import msgspec
@@ -9,20 +9,18 @@ from sluicegate import reject
 from sluicegate.core.hosted import calls_of, named_as_told
 from sluicegate.core.limits import Unit
 from sluicegate.core.meter import may_have_audio
-from sluicegate.core.plan import Plan, Template, refills
+from sluicegate.core.plan import Plan
 from sluicegate.core.prices import Price
 from sluicegate.core.tenants import Deployment, Policy
 from sluicegate.dialects.form import Request
-
-_READ = (Unit.USD, Unit.TOKENS, Unit.INPUT_TOKENS)  # what is used by what a model reads
 
 
 def price_of(policy: Policy, deployment: Deployment, plan: Plan, request: Request) -> Price | None:
     """The price of this request there; None where it has none, and nobody minds."""
     own = [counter for counter in deployment.counters if counter.unit is Unit.USD]
     needs_price = plan.template.needs_price or any(counter.enforced for counter in own)
-    if request.hosted:
-        _check_hosted(deployment, plan.template, request, needs_price)
+    if request.hosted and needs_price and deployment.context:
+        _check_hosted(deployment, request)
     if deployment.price is None:
         if policy.unpriced == "refuse" and needs_price:
             raise reject.price_unknown(plan.model.name)
@@ -40,14 +38,11 @@ def price_of(policy: Policy, deployment: Deployment, plan: Plan, request: Reques
     return price
 
 
-def _check_hosted(deployment: Deployment, template: Template, request: Request, needs_price: bool) -> None:
-    """Whether what the provider's own tools can use is bounded, where a limit that does not refill counts it."""
-    if not deployment.context:
-        return  # the input is what cannot be bounded
+def _check_hosted(deployment: Deployment, request: Request) -> None:
+    """Whether what the provider's own tools cost is known and bounded. Where the context is not known, the input is what cannot be bounded."""
     price = deployment.price
     calls = calls_of(request.hosted, deployment.tool_calls, dict(price.tools) if price is not None else {})
-    if needs_price and price is not None and calls.unpriced is not None:
+    if price is not None and calls.unpriced is not None:
         raise reject.tool_unpriced(calls.unpriced)
-    counters = (*template.counters, *deployment.counters)
-    if calls.endless is not None and any(one.enforced and one.unit in _READ and not refills(one) for one in counters):
+    if calls.endless is not None:
         raise reject.calls_unbounded(calls.endless)

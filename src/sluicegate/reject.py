@@ -122,7 +122,7 @@ def tool_unpriced(tool: Hosted) -> Reject:
 def calls_unbounded(tool: Hosted) -> Reject:
     """400: each call of a provider's own tools is paid for, as is what the model reads again after it."""
     bound = "'max_tool_calls'" if tool.together else "its 'max_uses'"
-    why = f"Nothing bounds how often the provider calls {tool.name[:64]!r}, and a limit counts what that uses. Say {bound}, if it has that."
+    why = f"A dollar limit applies, and nothing bounds how often the provider calls {tool.name[:64]!r}. Say {bound}, if it has that."
     return _hosted(why, tool, "unbounded_tool_calls")
 
 

@@ -2,7 +2,7 @@
 
 Each round of such calls has the model read everything again, so with n calls the input is at most n + 1 times what the model can read. Calls are
 bounded by what the request says, by what the operator allows at the deployment (`tool_calls`, which is sent upstream where a field is for it), or by
-neither: then a limit on money or tokens that does not refill cannot hold such a request.
+neither: then it is refused under a dollar limit (pricing.py), and under one on tokens its input is held once.
 """
 
 from collections.abc import Mapping, Sequence
@@ -61,6 +61,8 @@ def named_as_told(hosted: Sequence[Hosted], fees: Mapping[str, int]) -> tuple[tu
     """What a call costs of each of these tools, by the names by which answers tell of them."""
     found: dict[str, int] = {}
     for tool in hosted:
+        if tool.told is None:
+            continue
         name = tool.told or tool.name
         found[name] = max(found.get(name, 0), fees.get(tool.name, 0))
     return tuple(found.items())

@@ -153,3 +153,27 @@ def test_the_policy_says_whose_figure_counts_and_what_is_free() -> None:
     found = policy(prices="{cost_source: provider_only, unpriced: free}")
     assert (found.cost_source, found.unpriced) == ("provider_only", "free")
     assert (policy().cost_source, policy().unpriced) == ("prefer_provider", "refuse")
+
+
+def test_fees_of_tools_that_the_provider_runs() -> None:
+    """Per thousand calls; an override has them, too."""
+    assert deployed(**more("tools: {web_search: 10, file_search: 2.5}")).price == Price(
+        1_000_000, 1_000_000, tools=(("web_search", 10_000_000), ("file_search", 2_500_000))
+    )
+    override = "{overrides: {p/gpt-4o-mini: {input: 3, output: 3, tools: {web_search: 0}, date: 2026-11-01, source: contract}}}"
+    found = deployed(prices=override).price
+    assert found is not None and found.tools == (("web_search", 0),)
+
+
+@pytest.mark.parametrize(
+    ("provider", "marked"),
+    [
+        ("provider: anthropic", True),
+        ("provider: anthropic, base_url: 'http://10.0.0.1'", False),
+        ("provider: anthropic, base_url: 'http://10.0.0.1', catalogue: anthropic", True),
+        ("provider: openai", False),
+    ],
+)
+def test_where_only_what_is_marked_is_written_into_a_cache(provider: str, marked: bool) -> None:
+    """At Anthropic's own address, or where its list of prices counts."""
+    assert deployed("provider: p, model: claude-sonnet-4-5", provider=provider).provider.marked_cache is marked

@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +13,7 @@ from sluicegate.core.meter import EventMeter, Meter, count
 from sluicegate.core.prices import Price
 from sluicegate.core.tenants import Budget, Deployment, Key, Model, Provider, Scope
 from sluicegate.core.usage import Usage
-from sluicegate.dialects import openai_completions, openai_embeddings
+from sluicegate.dialects import openai_completions, openai_embeddings, openai_responses
 from sluicegate.dialects.form import BadRequest, Delta, Request
 from sluicegate.dialects.openai_chat import read_request
 
@@ -136,6 +137,24 @@ def test_unbounded_input() -> None:
         figures(asked=asked)
     assert (info.value.code, info.value.param) == ("unbounded_input", "messages")
     assert figures(asked=asked, deployment=Deployment("p/c", PROVIDER, "c", None, False, context=8192)).input_bound == 8192
+
+
+def test_with_each_round_of_calls_all_is_read_again() -> None:
+    """Calls of tools that the provider runs multiply the input's bound, and their fees are held."""
+    price = Price(1, 1, tools=(("web_search", 10_000_000),))
+    deployment = Deployment("p/c", PROVIDER, "c", price, False, context=8192)
+    asked = openai_responses.read_request(b'{"model":"m","input":"hi","max_tool_calls":3,"tools":[{"type":"web_search"}]}')
+    found = figures(asked=asked, deployment=deployment)
+    assert (found.input_bound, found.fees_nano_usd, found.priced) == (4 * 8192, 30_000_000, True)
+    endless = openai_responses.read_request(b'{"model":"m","input":"hi","tools":[{"type":"web_search"}]}')
+    assert (figures(asked=endless, deployment=deployment).input_bound, figures(asked=endless, deployment=deployment).fees_nano_usd) == (8192, 0)
+
+
+def test_marks_count_where_nothing_else_is_written_into_the_cache() -> None:
+    """At any other provider all input may be written into it, for an hour."""
+    marking = msgspec.structs.replace(PROVIDER, marked_cache=True)
+    priced = [Deployment("p/c", provider, "c", Price(1, 1), False) for provider in (PROVIDER, marking)]
+    assert [figures(deployment=one).marks for one in priced] == ["1h", ""]
 
 
 @pytest.mark.parametrize(

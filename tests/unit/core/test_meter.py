@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluicegate.core.meter import TEXT_MAX, EchoMeter, EventMeter, Meter, count, load, may_have_audio, offers_tools, sends_each_token, size
+from sluicegate.core.meter import TEXT_MAX, EchoMeter, EventMeter, Meter, count, load, marks_of, may_have_audio, offers_tools, sends_each_token, size
+from sluicegate.dialects import anthropic_messages
 from sluicegate.dialects.form import Delta
 from sluicegate.dialects.openai_chat import read_request
 
@@ -312,3 +313,30 @@ def test_each_choice_has_its_own_echo() -> None:
 def test_what_turns_out_to_be_no_echo_counts(deltas: list[str], seen: int) -> None:
     """All of it, with what was taken for the beginning of one."""
     assert echoing([Delta(0, text) for text in deltas], "Once upon a") == seen
+
+
+CACHE = {"type": "ephemeral"}
+
+
+def marked(*, system: str = "s", **fields: object) -> bytes:
+    return json.dumps({"model": "m", "max_tokens": 5, "system": system, "messages": [{"role": "user", "content": "hi"}], **fields}).encode()
+
+
+@pytest.mark.parametrize(
+    ("body", "marks"),
+    [
+        (marked(), ""),
+        (marked(cache_control=CACHE), "5m"),
+        (marked(cache_control={**CACHE, "ttl": "1h"}), "1h"),
+        (marked(messages=[{"role": "user", "content": [{"type": "text", "text": "hi", "cache_control": CACHE}]}]), "5m"),
+        (marked(messages=[{"role": "user", "content": [{"type": "text", "text": "hi", "cache_control": {**CACHE, "ttl": "1h"}}]}]), "1h"),
+        (marked(tools=[{"name": "t", "input_schema": {}, "cache_control": {**CACHE, "ttl": "5m"}}]), "5m"),
+        (marked(system='say "1h"'), ""),
+        (marked(system="na\u00efve \u5b57"), ""),  # letters that need an escape hide no name
+        (marked(tools=[{"name": "t", "input_schema": {}, "cache_control": CACHE}]).replace(b"cache_control", b"cache\\u005fcontrol"), "1h"),
+        (marked(cache_control={**CACHE, "ttl": "1h"}).replace(b'"1h"', b'"\\u0031h"'), "1h"),
+    ],
+)  # fmt: skip
+def test_what_a_request_marks_for_the_cache(body: bytes, marks: str) -> None:
+    """Anywhere in it, and for how long; a name that hides behind escapes counts as the longest."""
+    assert marks_of(anthropic_messages.read_request(body)) == marks

@@ -153,3 +153,43 @@ def test_audio_has_its_own_rates() -> None:
 def test_an_absurd_report_costs_no_more_than_a_counter_can_hold() -> None:
     """A cost is at most the largest amount that a limit may have, so that no counter overflows."""
     assert cost_nano_usd(Price(10**12, 10**12), Usage(10**9, 10**9)) == 2**52 - 1
+
+
+CLAUDE = Price(3_000_000, 15_000_000, cached_input=300_000, cache_write=3_750_000, cache_write_1h=6_000_000)
+
+
+def test_what_nobody_marks_is_not_written_into_the_cache() -> None:
+    """Without marks the input's own rate is the dearest, with marks for minutes that of such writes; a price without writes is the same for all."""
+    assert [CLAUDE.marked(marks).dearest_input for marks in ("", "5m", "1h")] == [3_000_000, 3_750_000, 6_000_000]  # type: ignore[arg-type]
+    assert MINI.marked("") is MINI and CLAUDE.marked("1h") is CLAUDE
+    tiered = Price(1, 2, tiers=(Tier(10, Price(3, 4, cache_write=5, cache_write_1h=6)),))
+    assert [tiered.marked(marks).within(11).dearest_input for marks in ("", "5m", "1h")] == [3, 5, 6]  # type: ignore[arg-type]
+
+
+@given(PRICES, USAGES, st.sampled_from(("", "5m", "1h")))
+def test_no_usage_costs_more_than_its_marks_were_held_at(price: Price, usage: Usage, marks: Any) -> None:
+    """Whatever was written into the cache was marked; what is not known of the rest costs no more, either."""
+    usage.audio_told = True
+    if not marks:
+        usage.cache_write_tokens = 0
+    if marks != "1h":
+        usage.cache_write_1h_tokens = 0
+    read, written = usage.input_tokens or 0, usage.output_tokens or 0
+    held = price.marked(marks).within(read)
+    at_most = input_cost_nano_usd(held, read) - (-written * held.dearest_output // 1000)
+    assert cost_nano_usd(price, usage) <= at_most
+    assert cost_nano_usd(price, Usage(), read, written, marks) <= at_most
+
+
+def test_calls_of_the_providers_tools_cost_their_fees() -> None:
+    """In any tier and with any tariff; what has no fee costs nothing."""
+    tools = (("web_search", 10_000_000), ("web_fetch", 0))
+    calls = {"web_search": 2, "web_fetch": 5, "other": 9}
+    plain = Price(1_000_000, 2_000_000, tools=tools)
+    assert plain.plain
+    assert cost_nano_usd(plain, Usage(10, 10, calls=calls)) == 10_000 + 20_000 + 20_000_000
+    assert cost_nano_usd(plain, Usage(10, 10)) == 30_000
+    more = Price(1, 2, tiers=(Tier(5, Price(1_000_000, 2_000_000)),), variants=(("speed=fast", Price(1_000_000, 2_000_000)),), tools=tools)
+    assert cost_nano_usd(more, Usage(10, 10, calls=calls)) == 30_000 + 20_000_000
+    fast = more.for_request("speed=fast", False)
+    assert fast is not None and cost_nano_usd(fast, Usage(10, 10, calls=calls)) == 30_000 + 20_000_000

@@ -217,3 +217,26 @@ def test_a_later_report_keeps_what_is_known_of_audio() -> None:
     """Audio is laid over like the other counts."""
     merged = merge(Usage(1, 2, audio_input_tokens=3, audio_told=True), Usage(1, 9, audio_output_tokens=4))
     assert (merged.audio_input_tokens, merged.audio_output_tokens, merged.audio_told) == (3, 4, True)
+
+
+TOOLS = Price(1000, 2000, tools=(("web_search", 10_000),))
+
+
+def test_fees_are_charged_as_far_as_calls_are_known() -> None:
+    """A complete answer with a report says how many there were; of any other all that were held are charged."""
+    searched = Usage(50, 10, calls={"web_search": 1})
+    assert settled(searched, price=TOOLS, fees_nano_usd=50_000) == Charge(50, 10, 70 + 10_000, "reported")
+    assert settled(Usage(50, 10), price=TOOLS, fees_nano_usd=50_000) == Charge(50, 10, 70, "reported")
+    assert settled(Usage(50, None, calls={"web_search": 1}), price=TOOLS, fees_nano_usd=50_000).cost_nano_usd == 50 + 90 + 10_000
+    assert settled(None, price=TOOLS, fees_nano_usd=50_000).cost_nano_usd == 100 + 90 + 50_000
+    assert settled(searched, price=TOOLS, fees_nano_usd=50_000, ended="broken").cost_nano_usd == 50 + 90 + 50_000
+    told = Usage(50, 10, cost_nano_usd=77)
+    assert settled(told, price=TOOLS, fees_nano_usd=50_000).cost_nano_usd == 77
+    assert settled(None, price=None, fees_nano_usd=50_000).cost_nano_usd == 0
+
+
+def test_what_is_not_known_costs_what_its_marks_were_held_at() -> None:
+    """An answer without usage to a request that marks nothing is charged the input's own rate."""
+    price = Price(1000, 2000, cache_write=1250, cache_write_1h=2000)
+    costs = [settled(None, price=price, marks=marks, ended="complete").cost_nano_usd for marks in ("", "5m", "1h")]
+    assert costs == [100 + 90, 125 + 90, 200 + 90]
