@@ -22,6 +22,7 @@ from sluicegate.core.plan import CachePlan, Plan
 from sluicegate.dialects.assembling import Unfaithful
 from sluicegate.dialects.between import Between
 from sluicegate.dialects.form import Request
+from sluicegate.dialects.ruled import Ruled
 from sluicegate.holding import Holding
 from sluicegate.ledger.contract import Ledger, LedgerUnavailable
 from sluicegate.lookup import Lookup
@@ -170,4 +171,4 @@ def _ending(attempt: Attempt, request: Request) -> str:
 
 def _without_seed(attempt: Attempt) -> bool:
     """Whether the provider was not sent the seed that the gateway has added."""
-    return "seed" in attempt.left_out or (isinstance(attempt.via, Between) and "seed" in attempt.via.left_out)
+    return "seed" in attempt.left_out or (isinstance(attempt.via, Between | Ruled) and "seed" in attempt.via.left_out)

@@ -1,14 +1,25 @@
 """The sections of the configuration file on the exact-match cache (docs/cache.md)."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from sluicegate.config.fields import Duration, Size
 from sluicegate.config.section import Section
 
+
+def _at_least(least: int, shown: str) -> AfterValidator:
+    def check(value: int) -> int:
+        if value < least:
+            raise ValueError(f"must be at least {shown}")
+        return value
+
+    return AfterValidator(check)
+
+
 Mode = Literal["off", "deterministic", "seeded", "all"]
 Scope = Literal["key", "team", "organization", "global"]
+Ttl = Annotated[Duration, _at_least(1, "1ms")]
 
 
 class ModelCache(Section):
@@ -16,7 +27,7 @@ class ModelCache(Section):
 
     mode: Mode | None = None
     scope: Scope | None = None
-    ttl_ms: Duration | None = Field(default=None, alias="ttl", ge=1)
+    ttl_ms: Ttl | None = Field(default=None, alias="ttl")
 
 
 class Cache(Section):
@@ -24,7 +35,7 @@ class Cache(Section):
 
     mode: Mode = "off"
     scope: Scope = "key"
-    ttl_ms: Duration = Field(default=3_600_000, alias="ttl", ge=1)
+    ttl_ms: Ttl = Field(default=3_600_000, alias="ttl")
     backend: Literal["memory", "redis"] | None = None
-    max_bytes: Size = Field(default=64 * 2**20, ge=2**16)
-    max_entry: Size = Field(default=256 * 2**10, ge=2**10)
+    max_bytes: Annotated[Size, _at_least(2**16, "64KiB")] = 64 * 2**20
+    max_entry: Annotated[Size, _at_least(2**10, "1KiB")] = 256 * 2**10
