@@ -342,6 +342,7 @@ def config_text(
     price: str = PRICE,
     max_output: int = 1024,
     deployment: str = "",
+    log: str = "",
     more: str = "",
 ) -> str:
     """One key `sk-key` of `acme` with `limits`, under `org`; the models `chat` and `free` at one provider. The rest replaces or adds YAML."""
@@ -353,7 +354,7 @@ server: {{listen: "127.0.0.1:0", drain: 5s}}
 ledger: {ledger}
 records: {records or f"sqlite:///{directory}/records.db"}
 journal: {directory}/journal/
-log: {{access: "off"}}
+log: {{access: "off"{log}}}
 providers:
   mock: {{provider: mock, base_url: "{base_url}", api_key: sk-provider-secret, extend: {on}, tokenizer: {TOKENIZER}}}
 {providers}

@@ -20,7 +20,7 @@ from sluicegate.calling import Calls
 from sluicegate.core import route
 from sluicegate.core.claims import Swept
 from sluicegate.core.estimate import Learned
-from sluicegate.core.plan import Plan, Plans
+from sluicegate.core.plan import CachePlan, Plan, Plans
 from sluicegate.core.record import Record
 from sluicegate.core.route import STAY_FIELD, STAY_HEADER, told_to_stay
 from sluicegate.core.standing import Permit, Standing
@@ -77,7 +77,7 @@ class Gateway:
         self.credentials = Credentials(policy.keys)
         self._ledger = ledger
         self.calls = Calls(pools, ledger, learned, clock, time_ms)
-        self._learned = learned
+        self.learned = learned
         self._observers = observers
         self._new_id = new_id
         self._clock = clock
@@ -110,7 +110,7 @@ class Gateway:
             trip.limit(trip.plan.model.timeouts)
             if idempotency.HEADER not in exchange.headers or await self._idempotency.begin(trip, body):
                 cached = trip.plan.cache
-                if cached is None or not await self.caching.answer(trip, trip.plan, cached, trip.request):
+                if cached is None or not await self._cached(trip, trip.plan, cached, trip.request):
                     await self._route(trip, trip.plan, trip.request)
         except Reject as rejected:
             trip.rejected = rejected
@@ -149,7 +149,7 @@ class Gateway:
             if trip.lookup is not None:
                 self.caching.keep(trip, trip.lookup, answered)
             if answered.relay is not None and answered.meter is not None and answered.deployment.extend:
-                self._learned.saw_delta(answered.deployment, answered.meter.largest)
+                self.learned.saw_delta(answered.deployment, answered.meter.largest)
             if answered.ended != "complete":
                 answered.close()
             else:
@@ -181,6 +181,11 @@ class Gateway:
         self.credentials = credentials
         self.standings.apply(policy)
         self._max_body_bytes = max_body_bytes
+
+    def _cached(self, trip: Trip, plan: Plan, cached: CachePlan, request: Request) -> Awaitable[bool]:
+        """Whether the cache has the answer."""
+        looking = self.caching.answer(trip, plan, cached, request)
+        return looking if trip.trace is None else trip.trace.through("cache", looking, self._clock)
 
     def _plan(self, policy: Policy, key: Key, request: Request) -> Plan:
         model = policy.models.get(request.model)
@@ -315,7 +320,7 @@ class Gateway:
         try:
             request = read_request(await exchange.read_body(self._max_body_bytes))
             model = self._plan(policy, key, request).model
-            figures = self._learned.figures(request, model, model.deployments[0], key, policy.budget)
+            figures = self.learned.figures(request, model, model.deployments[0], key, policy.budget)
         except BadRequest as error:
             raise reject.bad_request(error) from None
         except BodyTooLarge:
@@ -342,8 +347,8 @@ class Gateway:
         if usage is None or plan is None or request is None or not request.shown:
             return
         if not attempt.deployment.visible:
-            self._learned.observe_later(attempt.figures, usage, plan.model, attempt.deployment, plan.key, attempt.cut_short)
-        elif meter is not None and self._learned.observe(
+            self.learned.observe_later(attempt.figures, usage, plan.model, attempt.deployment, plan.key, attempt.cut_short)
+        elif meter is not None and self.learned.observe(
             attempt.figures, usage, meter, model=plan.model, deployment=attempt.deployment, key=plan.key, truncated=attempt.cut_short
         ):
             self._notices.overrun(attempt.deployment.id)

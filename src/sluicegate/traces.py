@@ -6,7 +6,7 @@ have no rows in the records: anybody could fill them.
 """
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -16,7 +16,7 @@ from sluicegate.core.record import Attempt as AttemptRecord
 from sluicegate.core.record import Record
 from sluicegate.core.usage import Usage
 from sluicegate.http.exchange import Exchange
-from sluicegate.observe.tracing import Called, Finished, Outgoing, Trace
+from sluicegate.observe.tracing import PROMPT_READ, Called, Finished, Outgoing, Trace
 from sluicegate.trip import Attempt, Trip
 
 BODY_BYTES_MAX = 1 << 20  # of an answer that is looked into for who made it
@@ -39,15 +39,17 @@ class Traces:
         self,
         share: float,
         heeds_parent: bool,
+        prompts: bool,
         send: Callable[[Finished], None],
         clock: Callable[[], float],
         time_ns: Callable[[], int],
         bits: Callable[[int], int],
     ) -> None:
-        """share: of the traces that begin here. heeds_parent: a client's decision counts. clock: that of exchanges and steps; bits: so many random
-        ones."""
+        """share: of the traces that begin here. heeds_parent: a client's decision counts. prompts: they are told. clock: that of exchanges and steps;
+        bits: so many random ones."""
         self._share = share
         self._heeds_parent = heeds_parent
+        self._prompts = prompts
         self._send = send
         self._clock = clock
         self._time_ns = time_ns
@@ -69,6 +71,8 @@ class Traces:
         trace = trip.trace
         if trace is None or not trace.sampled or trip.key is None:
             return
+        if trip.lookup is not None:
+            next(step for step in trace.steps if step.name == "cache").notes.setdefault("outcome", trip.lookup.told)
         ended_s = next((step.since_s for step in reversed(trace.steps) if step.name == "settle"), now)
         calls = [_called(trip, call, attempt, ended_s) for call, attempt in zip(trace.calls, record.attempts, strict=False)]
         self._send(
@@ -86,6 +90,7 @@ class Traces:
                 record,
                 trace.steps,
                 calls,
+                _beginning(trip.request.texts) if self._prompts and trip.request is not None else "",
             )
         )
 
@@ -130,6 +135,17 @@ def _made_by(attempt: Attempt) -> tuple[str, str]:
             found = _answer(attempt.body)
     named = [found.get(name) if isinstance(found, dict) else getattr(found, name, "") for name in ("id", "model")]
     return _short(named[0]), _short(named[1])
+
+
+def _beginning(texts: Sequence[str]) -> str:
+    """Of a prompt, without joining all of it."""
+    some, left = [], PROMPT_READ
+    for text in texts:
+        some.append(text[:left])
+        left -= len(some[-1]) + 1
+        if left <= 0:
+            break
+    return "\n".join(some)[:PROMPT_READ]
 
 
 def _short(value: object) -> str:

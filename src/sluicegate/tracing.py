@@ -16,9 +16,10 @@ from urllib.parse import urlsplit
 from sluicegate.applying import providers
 from sluicegate.config.load import Loaded
 from sluicegate.config.schema_tracing import Tracing as Settings
+from sluicegate.core.redact import rules_of
 from sluicegate.gateway import Gateway
 from sluicegate.observe.sending import Export, Sender
-from sluicegate.observe.tracing import Upstream
+from sluicegate.observe.tracing import Known, Upstream
 from sluicegate.traces import Traces
 
 OUTCOMES = ("sent", "dropped", "failed")  # what becomes of spans, as a sender counts them
@@ -40,7 +41,7 @@ class Tracing:
     def __init__(self, gateway: Gateway, loaded: Loaded) -> None:
         self._gateway = gateway
         self._settings: Settings | None = None
-        self._upstreams: dict[str, Upstream] = {}
+        self._known = Known({})
         self._sender: Sender | None = None
         self._before = dict.fromkeys(OUTCOMES, 0)  # by senders that are no more
         self._stopping: set[asyncio.Future[None]] = set()
@@ -49,22 +50,19 @@ class Tracing:
     def apply(self, loaded: Loaded) -> None:
         """Traces what comes from now on as this says. What waits to be sent goes where it was to go."""
         settings = loaded.config.tracing if environ.get("OTEL_SDK_DISABLED", "").lower() != "true" else None
-        self._upstreams = _upstreams(loaded)
+        masks = loaded.config.log.patterns if settings is not None and settings.prompts != "off" else ()
+        self._known = Known(_upstreams(loaded), rules_of(masks))
         before, self._settings = self._settings, settings
         if settings is None:
             self._replace(None)
             self._gateway.traces = None
             return
         if self._sender is None or before is None or _receiver(before) != _receiver(settings):
-            self._replace(_sender(settings, self.upstreams))
+            self._replace(_sender(settings, lambda: self._known))
         sender = self._sender
         assert sender is not None
         share, heeds_parent = sampler(settings.sample, environ)
-        self._gateway.traces = Traces(share, heeds_parent, sender.put, time.monotonic, time.time_ns, getrandbits)
-
-    def upstreams(self) -> Mapping[str, Upstream]:
-        """Who the providers are, by their names in the file."""
-        return self._upstreams
+        self._gateway.traces = Traces(share, heeds_parent, settings.prompts != "off", sender.put, time.monotonic, time.time_ns, getrandbits)
 
     def counts(self) -> dict[str, int]:
         """Spans, by what became of them."""
@@ -105,11 +103,11 @@ def _receiver(settings: Settings) -> tuple[object, ...]:
     return settings.endpoint, settings.headers, settings.service_name
 
 
-def _sender(settings: Settings, upstreams: Callable[[], Mapping[str, Upstream]]) -> Sender:
+def _sender(settings: Settings, known: Callable[[], Known]) -> Sender:
     def exporter() -> tuple[Export, Callable[[], None]]:
         from sluicegate.observe import spans  # noqa: PLC0415  (the extra; takes a tenth of a second)
 
-        return spans.exporter(settings.endpoint, settings.headers, settings.service_name, upstreams)
+        return spans.exporter(settings.endpoint, settings.headers, settings.service_name, known)
 
     bounds = {"capacity": "OTEL_BSP_MAX_QUEUE_SIZE", "batch": "OTEL_BSP_MAX_EXPORT_BATCH_SIZE"}
     found = {bound: int(said) for bound, name in bounds.items() if (said := environ.get(name, "")).isdecimal() and int(said)}

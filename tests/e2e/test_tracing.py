@@ -126,8 +126,8 @@ async def test_a_stream_that_grows_tells_each_extension(tmp_path: Path) -> None:
 
 async def test_a_route_that_falls_back_has_a_span_for_each_call(tmp_path: Path) -> None:
     """The one that failed is an error, the request is none; each upstream was told the span of its own call, in the same trace."""
-    first, second = ("{provider: %s, model: %s, price: {input: 1, output: 1}}" % each for each in (("mock", "one"), ("b", "two")))
-    models = f"\n  two: {{deployments: [{first}, {second}]}}"
+    price = "price: {input: 1, output: 1}"
+    models = f"\n  two: {{deployments: [{{provider: mock, model: one, {price}}}, {{provider: b, model: two, {price}}}]}}"
     async with upstream(whole(503, b'{"error": {"message": "no"}}'), whole(200, ANSWER)) as (far, port):
         providers = f'  b: {{provider: openai, base_url: "http://127.0.0.1:{port}/v1", api_key: k}}'
         async with traced(tmp_path, upstream=port, providers=providers, models=models) as (bench, receiver):
@@ -166,6 +166,23 @@ async def test_a_wait_is_a_span_inside_the_hold(tmp_path: Path) -> None:
     assert admit.since <= waited.since < waited.until <= admit.until
     assert waited.until - waited.since > 0.02e9
     assert waited["sluicegate.outcome"] == "served"
+
+
+@pytest.mark.parametrize("mode", ["all", "deterministic"])
+async def test_an_answer_from_the_cache_calls_nobody(tmp_path: Path, mode: str) -> None:
+    """What the cache did is told, be it that it had nothing to do with a request; a hit costs nothing and says what it saved."""
+    async with traced(tmp_path, more=f"cache: {{mode: {mode}}}") as (bench, receiver):
+        first, second = await bench.chat(), await bench.chat()
+        assert (first.status, second.status) == (200, 200)
+    trees = [receiver.below(own) for own in receiver.roots()]
+    called = ["plan", "cache", "admit", "chat mock-chat", "settle"]
+    skipped = "skip:sampling"
+    assert [names(parts) for parts in trees] == [called, ["plan", "cache", "settle"] if mode == "all" else called]
+    assert [parts[1]["sluicegate.outcome"] for parts in trees] == (["miss", "hit"] if mode == "all" else [skipped, skipped])
+    if mode == "all":
+        hit = receiver.roots()[1]
+        assert (hit["sluicegate.cache"], hit["sluicegate.cost_usd"]) == ("hit", 0)
+        assert hit["sluicegate.saved_usd"] == receiver.roots()[0]["sluicegate.cost_usd"]
 
 
 async def test_an_answer_that_breaks_off_is_an_error(tmp_path: Path) -> None:
@@ -211,6 +228,14 @@ async def test_no_text_of_a_request_is_in_its_spans(tmp_path: Path) -> None:
     told = repr([(span.name, span.attributes, span.resource) for span in receiver.spans])
     for word in ("my-secret-words", "sk-key", "sk-provider-secret", reply.json["choices"][0]["message"]["content"]):
         assert word not in told
+
+
+async def test_a_prompt_is_told_if_it_is_asked_for_and_never_its_secrets(tmp_path: Path) -> None:
+    """With the masks of the request log, its own ones too."""
+    masks = ", masks: [{name: STAFF, pattern: 'E-[0-9]{4}'}]"
+    async with traced(tmp_path, tracing=", prompts: redacted", log=masks) as (bench, receiver):
+        assert (await asked(bench, messages=[{"role": "user", "content": "I am E-1234, jane@example.com"}])).status == 200
+    assert receiver.only()[0]["sluicegate.prompt"].endswith("I am [STAFF], [EMAIL]")
 
 
 # -- whose trace it is --------------------------------------------------------------------------------------------------------------------

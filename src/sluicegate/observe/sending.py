@@ -6,12 +6,15 @@ spans: one line in the log when it goes, one when it is back.
 How it fails: whatever `export` does, the thread goes on with what comes next; what it did not take is lost, and counted.
 """
 
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 
 from sluicegate.observe.log import StateLog
 from sluicegate.observe.tracing import Finished
+
+SWITCH_S = 0.0005  # the loop waits no longer for this thread to let go of the interpreter
 
 Export = Callable[[Sequence[Finished]], str]  # why they were not taken; "": they were
 
@@ -63,6 +66,7 @@ class Sender:
         self._thread.join(patience_s)
 
     def _run(self) -> None:
+        sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_S))
         try:
             export, self._interrupt = self._exporter()
         except Exception as error:  # of a library, about an environment that nobody has checked

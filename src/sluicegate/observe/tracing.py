@@ -7,13 +7,17 @@ Invariant: nothing here waits, fails or reads what a client wrote.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
 
 from sluicegate.core import trace_context
+from sluicegate.core.matching import REACH, Rule
 from sluicegate.core.record import Attempt, Record
+
+PROMPT_MAX = 16_384  # characters of a prompt that are told
+PROMPT_READ = PROMPT_MAX + REACH  # and that are looked at: what begins before the end is masked whole
 
 T = TypeVar("T")
 Value = str | int | float | bool
@@ -25,6 +29,13 @@ class Upstream(msgspec.Struct, frozen=True):
     name: str
     address: str
     port: int
+
+
+class Known(msgspec.Struct, frozen=True):
+    """What is known where spans are made. upstreams: by the provider's name; rules: what is masked in prompts."""
+
+    upstreams: Mapping[str, Upstream]
+    rules: Sequence[Rule] = ()
 
 
 class Step(msgspec.Struct, gc=False):
@@ -145,6 +156,7 @@ class Finished(msgspec.Struct, gc=False):
     record: Record
     steps: list[Step]
     calls: list[Called]
+    prompt: str = ""  # its beginning, as it came; empty where it is not to be told
 
     @property
     def spans(self) -> int:

@@ -8,8 +8,9 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace.status import StatusCode
 
 from sluicegate.core.record import Attempt, Record
+from sluicegate.core.redact import rules_of
 from sluicegate.observe import spans
-from sluicegate.observe.tracing import Called, Finished, Step, Upstream
+from sluicegate.observe.tracing import PROMPT_MAX, PROMPT_READ, Called, Finished, Known, Step, Upstream
 
 ZERO_NS = 1_800_000_000_000_000_000
 UPSTREAMS = {"far": Upstream("azure.ai.openai", "far.example", 8443)}
@@ -47,7 +48,7 @@ def finished(*calls: Called, parent_id: int = 0, state: str = "", steps: tuple[S
 
 
 def made(one: Finished) -> list[ReadableSpan]:
-    return list(spans.spans(one, Resource({}), UPSTREAMS))
+    return list(spans.spans(one, Resource({}), Known(UPSTREAMS, rules_of([("STAFF", "E-[0-9]{4}")]))))
 
 
 def attributes(span: ReadableSpan) -> dict[str, Any]:
@@ -88,13 +89,10 @@ def test_a_call_is_told_by_the_conventions() -> None:
         "gen_ai.usage.output_tokens": 20,
         "gen_ai.usage.cache_read.input_tokens": 3,
         "gen_ai.usage.reasoning.output_tokens": 4,
-        "http.request.method": "POST",
         "http.response.status_code": 200,
         "server.address": "far.example",
         "server.port": 8443,
         "sluicegate.deployment": "far/gpt",
-        "sluicegate.outcome": "200",
-        "sluicegate.billed": "yes",
         "sluicegate.cost_usd": 1.5e-06,
         "sluicegate.held_output_tokens": 100,
     }
@@ -149,6 +147,26 @@ def test_what_a_client_wrote_is_cut_and_can_be_sent() -> None:
     found = attributes(made(finished(model="\ud800" + "x" * 10_000))[0])
     assert found["sluicegate.model"] == "?" + "x" * (spans.TEXT_MAX - 1)
     found["sluicegate.model"].encode()
+
+
+@pytest.mark.parametrize("at", [0, PROMPT_MAX - 5, PROMPT_READ - 10])
+def test_a_prompt_is_masked_before_it_is_cut(at: int) -> None:
+    """Wherever it is cut: a key, and what the operator has a pattern for. Half of one is not told."""
+    one = finished()
+    one.prompt = ("x " * PROMPT_READ)[:at] + " sk-abcdefghijklmnopqrstuvwxyz0123456789 E-1234 " + "y " * PROMPT_READ
+    one.prompt = one.prompt[:PROMPT_READ]
+    told = attributes(made(one)[0])["sluicegate.prompt"]
+    assert "sk-a" not in told and "E-1234" not in told
+    assert len(told) <= PROMPT_MAX + 64
+    assert ("[API_KEY] [STAFF]" in told) == (at == 0)
+
+
+def test_a_prompt_is_told_only_if_it_is_there() -> None:
+    """A short one whole; none where none is to be told."""
+    one = finished()
+    assert "sluicegate.prompt" not in attributes(made(one)[0])
+    one.prompt = "my card is 4111 1111 1111 1111"
+    assert attributes(made(one)[0])["sluicegate.prompt"] == "my card is [CARD]"
 
 
 def test_an_end_before_its_beginning_is_none() -> None:
