@@ -224,9 +224,15 @@ class Directory:
             self._entries.move_to_end(digest)
             return entry
         entry = await self._look_for(digest)
-        if (entry is None or self._is_ahead(entry.key)) and await self.catch_up():
-            entry = await self._look_for(digest)
-        return entry
+        if entry is not None and not self._is_ahead(entry.key):
+            return entry
+        try:
+            changed = await self.catch_up()
+        except RecordsUnavailable:
+            if self.tree.any_keys:
+                raise
+            return None
+        return await self._look_for(digest) if changed else entry
 
     async def _look_for(self, digest: bytes) -> Entry | None:
         if not self.tree.any_keys or self._absent.get(digest, 0) > self.time_ms():

@@ -324,6 +324,17 @@ async def test_an_increase_ends_by_itself(tmp_path: Path) -> None:
         await until(limit, 1.0)
 
 
+async def test_without_the_tables_and_keys_in_them_a_wrong_key_is_one(tmp_path: Path) -> None:
+    """There is nobody who could have another: it is refused as unknown."""
+    async with bench_of(tmp_path) as (bench, _):
+
+        async def away(*_: Any, **__: Any) -> Any:
+            raise RecordsUnavailable("away")
+
+        bench.worker.directory.store.call = away  # type: ignore[method-assign]
+        assert [await code(bench, secret) for secret in ("sk-none", "sk-key")] == ["invalid_api_key", "200"]
+
+
 async def test_without_the_tables_what_is_known_is_served(tmp_path: Path) -> None:
     """A key that was seen, and those of the file; any other is told to come again, and one that is none is not told that it is none."""
     async with bench_of(tmp_path) as (bench, changes):
