@@ -377,8 +377,17 @@ class Holding:
         if plan is None or not (requests or written):
             return None
         admitted_ms = attempt.held.admitted_ms or (own.admitted_ms if own is not None else 0) or self._ledger.now_ms()
-        amounts = charge.input_tokens, charge.output_tokens, charge.cost_nano_usd
-        return Spent(plan.key.id, attempt.model, attempt.deployment.id, admitted_ms, requests, int(written), *amounts)
+        return Spent(
+            plan.key.id,
+            attempt.model,
+            attempt.deployment.id,
+            admitted_ms,
+            requests,
+            int(written),
+            charge.input_tokens,
+            charge.output_tokens,
+            charge.cost_nano_usd,
+        )
 
     def _epoch(self, tree: str) -> str:
         state = self._ledger.trees.get(tree)

@@ -91,18 +91,15 @@ class AnyMessage(Struct, gc=False):
 # -- counting -----------------------------------------------------------------------------------------------------------------------------------
 
 
-class Content:
+class Content(Struct, gc=False):
     """What the provider will read: texts, images, and why that cannot be known."""
 
-    __slots__ = ("hosted", "images", "more", "texts", "unbounded", "unbounded_by")
-
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-        self.images = 0
-        self.more = False  # some message has more than a role, content and calls
-        self.hosted: tuple[Hosted, ...] = ()  # tools that the provider is to run
-        self.unbounded = ""
-        self.unbounded_by = "messages"  # the field of the body
+    texts: list[str] = []
+    images: int = 0
+    more: bool = False  # some message has more than a role, content and calls
+    hosted: tuple[Hosted, ...] = ()  # tools that the provider is to run
+    unbounded: str = ""
+    unbounded_by: str = "messages"  # the field of the body
 
     def add(self, message: Message, index: int) -> None:
         """A message of the usual shape."""

@@ -193,7 +193,8 @@ class Exchange:
             self.finish(body)
             return
         self.started = True
-        head = wire.STATUS_LINES[status], b"\r\n", self._connection.server_state.date, lines, b"\r\ncontent-length: %d\r\n\r\n" % len(body)
+        length = f"\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+        head = wire.STATUS_LINES[status], b"\r\n", self._connection.server_state.date, lines, length
         if len(body) <= COPY_BYTES_MAX:
             self._connection.transport.write(b"".join((*head, body)))
         else:

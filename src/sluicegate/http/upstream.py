@@ -346,7 +346,7 @@ class Pool:
         head = self._heads.get((method, path, headers)) if type(headers) is tuple else None
         if head is None:
             head = self._head(method, path, tuple(headers))
-        length = b"\r\ncontent-length: %d\r\n\r\n" % len(body) if body or method not in _BODILESS else b"\r\n\r\n"
+        length = f"\r\ncontent-length: {len(body)}\r\n\r\n".encode() if body or method not in _BODILESS else b"\r\n\r\n"
         end = ends_at if ends_at is not None else self.loop.time() + timeouts.total_ms / 1000
         return Call(self, b"".join((head, lines, length)), body, timeouts, end, method == b"HEAD")
 

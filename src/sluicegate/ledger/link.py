@@ -268,7 +268,8 @@ class Connection(asyncio.Protocol):
         self._link = link
         self._loop = loop
         self._transport: asyncio.Transport
-        self._reader = hiredis.Reader()
+        reader = hiredis.Reader()
+        self._feed, self._next_reply = reader.feed, reader.gets
         self._waiting: deque[Waiting] = deque()
         self._overdue = 0  # calls at the front of `waiting` that have been told of their timeout
         self._out: list[bytes] = []
@@ -309,10 +310,10 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._heard = self._loop.time()
-        next_reply, waiting, link = self._reader.gets, self._waiting, self._link
+        next_reply, waiting, link = self._next_reply, self._waiting, self._link
         future: asyncio.Future[Any] | None = None
         try:
-            self._reader.feed(data)
+            self._feed(data)
             while (reply := next_reply()) is not False:
                 entry = waiting.popleft()
                 if self._overdue:

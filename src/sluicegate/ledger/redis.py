@@ -53,6 +53,7 @@ from sluicegate.ledger.redis_scripts import (
     read_hold,
     read_swept,
     view_counter,
+    whole,
 )
 from sluicegate.ledger.topology import COMMON, Finder, Topology
 from sluicegate.ledger.trees import Trees, failed, prefix, recovering
@@ -204,7 +205,7 @@ class RedisLedger(Trees):
         if type(packed) is not _Packed or packed.state is not state:
             packed = self._pack(refs, state)
         request = encode((state.seq, a.hold_id, a.replacing, a.tag, a.need, a.aim, a.want, a.ttl_ms, *a.amounts))[packed.admit_at :]
-        return packed.route.front.call(packed.tree.admit, b"%b$%d\r\n%b\r\n" % (packed.admit, len(request), request), a)
+        return packed.route.front.call(packed.tree.admit, whole(packed.admit, request), a)
 
     def extend(self, extension: Extension) -> "asyncio.Future[Reply]":
         e, refs = extension, extension.refs
@@ -215,7 +216,7 @@ class RedisLedger(Trees):
         if type(packed) is not _Packed or packed.state is not state:
             packed = self._pack(refs, state)
         request = bare((state.seq, e.hold_id, e.need, e.want, e.seen, e.ttl_ms))
-        return packed.route.front.call(packed.tree.extend, b"%b$%d\r\n%b\r\n" % (packed.extend, len(request), request), e)
+        return packed.route.front.call(packed.tree.extend, whole(packed.extend, request), e)
 
     def settle(self, settlement: Settlement) -> "asyncio.Future[Settled]":
         s, refs = settlement, settlement.refs
@@ -226,7 +227,7 @@ class RedisLedger(Trees):
         if type(packed) is not _Packed or packed.state is not state:
             packed = self._pack(refs, state)
         request = encode((state.seq, s.hold_id, s.mode, *s.actual))[packed.settle_at :]
-        return packed.route.front.call(packed.tree.settle, b"%b$%d\r\n%b\r\n" % (packed.settle, len(request), request), s)
+        return packed.route.front.call(packed.tree.settle, whole(packed.settle, request), s)
 
     def peek(self, refs: RefSet) -> "asyncio.Future[Reply]":
         state, packed = self.trees.get(refs.tree, self._nowhere), refs.packed

@@ -62,6 +62,11 @@ def head(script: Command, keys: tuple[str, ...], arguments: tuple[bytes, ...], m
     return b"*%d\r\n%b" % (int(count[1:]) + more, rest)
 
 
+def whole(head: bytes, last: bytes) -> bytes:
+    """A command with its last argument."""
+    return b"".join((head, b"$%d\r\n" % len(last), last, b"\r\n"))
+
+
 def load_scripts() -> dict[str, Command]:
     """The scripts beside this module by verb. Scripts cannot import: a line `--@name` in one stands for the text of steps/name.lua."""
     folder = Path(__file__).parent / "lua"

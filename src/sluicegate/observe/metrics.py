@@ -9,6 +9,7 @@ comes later counts under "other". Durations are microseconds, money nano-USD.
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable
+from operator import attrgetter
 
 import msgspec
 
@@ -63,6 +64,10 @@ class Row(msgspec.Struct, array_like=True):
     cached_tokens: int = 0
     reasoning_tokens: int = 0
     cost_nano_usd: int = 0
+
+
+AMOUNTS = Row.__struct_fields__[1:]  # each is a record's field, too
+_amounts = attrgetter(*AMOUNTS)
 
 
 class Upstream(msgspec.Struct):
@@ -179,27 +184,26 @@ class Metrics:
             self._count_all()
 
     def _count_all(self) -> None:
+        series: dict[tuple[str, str, int], list[Record]] = defaultdict(list)
         totals: dict[str, list[int]] = defaultdict(list)
         for record in self._uncounted:
-            self._count_one(record)
+            series[record.model, record.deployment, record.status].append(record)
             for attempt in record.attempts:
                 totals[attempt.deployment].append(attempt.duration_us)
+            if record.refusal or record.truncated or record.first_byte_us:
+                self._count_rare(record)
+        for key, records in series.items():
+            row = self._rows.get(key) or self._new_row(records[0])
+            row.requests += len(records)
+            for name, amounts in zip(AMOUNTS, zip(*map(_amounts, records), strict=True), strict=True):
+                setattr(row, name, getattr(row, name) + sum(amounts))
         self._overhead.observe_all([record.overhead_us for record in self._uncounted if record.attempts])
         for deployment, durations_us in totals.items():
             self._upstream(deployment).total.observe_all(durations_us)
         self._uncounted.clear()
 
-    def _count_one(self, record: Record) -> None:
-        row = self._rows.get((record.model, record.deployment, record.status))
-        if row is None:
-            row = self._new_row(record)
-        row.requests += 1
-        if record.input_tokens or record.output_tokens:
-            row.input_tokens += record.input_tokens
-            row.output_tokens += record.output_tokens
-            row.cached_tokens += record.cached_tokens
-            row.reasoning_tokens += record.reasoning_tokens
-            row.cost_nano_usd += record.cost_nano_usd
+    def _count_rare(self, record: Record) -> None:
+        """What few records have."""
         if record.refusal:
             self._count(self._refusals, record.refusal)
         if record.truncated:
