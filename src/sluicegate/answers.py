@@ -111,14 +111,15 @@ def _from_cache(trip: Trip, entry: Entry, now: float) -> None:
     """What an equal request was answered, framed as this client has asked for it."""
     request = trip.request
     assert request is not None
-    trip.status = 200
     age_s = max(0, trip.time_ms - entry.stored_ms) // 1000
     lines = _common(trip, now) + _names(request.model, entry.deployment) + _AGE % age_s
+    begun, trip.status = trip.status, 200
     if not request.stream:
         trip.exchange.answer(200, telling.in_cached_body(trip, entry, now) if trip.include else entry.body, lines + _JSON)
         return
     trip.first_byte_s = now - trip.exchange.arrived
-    trip.exchange.start(200, (), None, lines + _STREAM)
+    if not begun:  # else a sign of life has done it
+        trip.exchange.start(200, (), None, lines + _STREAM)
     trip.exchange.finish(_as_stream(trip, entry, request, now))
 
 

@@ -66,7 +66,7 @@ class Caching:
             await self._take(trip, plan, cached)
             lookup.entry = entry
             self.saved_nano_usd += entry.cost_nano_usd
-        elif key and caching.mode == "seeded" and dialect in cache_key.SEEDED and request.fields.get("seed", b"null") == b"null":
+        elif key and caching.mode == "seeded" and dialect in cache_key.SEEDED and not cache_key.has_seed(request.fields):
             request.fields["seed"] = Raw(b"%d" % cache_key.seed(key))
             lookup.seeded = True
         self._looked(lookup.told)

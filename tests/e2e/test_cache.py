@@ -286,9 +286,10 @@ async def test_a_seed_is_added(tmp_path: Path) -> None:
 
     async with scripted(script) as port, running(tmp_path, more="cache: {mode: seeded}", upstream=port) as bench:
         bench.whole = False
-        asked = [{}, {}, {"seed": 7}, {"seed": 7}, {"max_tokens": 9}]
-        assert [told(await bench.chat(**fields)) for fields in asked] == ["miss", "hit", "miss", "hit", "miss"]
-        added, own, other = [body["seed"] for body in bodies]
+        asked = [{}, {}, {"seed": 7}, {"seed": 7}, {"max_tokens": 9}, {"seed": None}]
+        assert [told(await bench.chat(**fields)) for fields in asked] == ["miss", "hit", "miss", "hit", "miss", "miss"]
+        added, own, other, null = [body["seed"] for body in bodies]
+        assert isinstance(null, int)
         assert own == 7 and added != other and all(0 <= seed < 2**31 for seed in (added, other))
         assert told(await bench.post(bench.body(), more=b"cache-control: no-cache\r\n")) == "skip:no-cache" and bodies[-1]["seed"] == added
 
@@ -382,3 +383,22 @@ async def test_a_model_that_is_defined_anew_has_no_old_answers(tmp_path: Path) -
         again = msgspec.structs.replace(policy, models=policy.models | {"chat": msgspec.structs.replace(model, deployments=(changed,))})
         bench.worker.gateway.policy = again
         assert [told(await bench.chat()) for _ in range(2)] == ["miss", "hit"]
+
+
+async def test_a_hit_that_had_to_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For its place among the requests, or for a slow cache: a stream whose client has been given signs of life ends as any other does."""
+    more = f"{ALL}\nresilience: {{keep_alive: 10ms}}\nbudget: {{queue: {{max_wait: 5s}}}}"
+    async with running(tmp_path, more=more, limits="[{amount: 20, unit: requests, per: second, window: bucket, burst: 1}]") as bench:
+        await bench.chat()
+        store = bench.worker.gateway.caching.store
+        get = store.get
+
+        async def slow(key: bytes) -> Any:
+            await asyncio.sleep(0.03)
+            return await get(key)
+
+        monkeypatch.setattr(store, "get", slow)
+        answers = await asyncio.gather(*(bench.chat(stream=True) for _ in range(3)))
+        for answer in answers:
+            assert (answer.status, answer.done, answer.clean) == (200, True, True) and answer.body.startswith(b": keep-alive")
+        assert calls(bench) == 1 and any(record.waited_us for record in bench.records)

@@ -57,7 +57,7 @@ def _is_drawn(caching: Caching, dialect: str, fields: Mapping[str, Any]) -> bool
     if caching.mode == "all" or dialect in _DETERMINISTIC or (caching.mode == "seeded" and dialect in SEEDED):
         return False
     try:
-        temperature = _decode(bytes(fields.get("temperature", b"null")))
+        temperature = _decode(_encode(fields.get("temperature")))
     except (ValueError, RecursionError):
         return True
     return isinstance(temperature, bool) or not isinstance(temperature, int | float) or temperature != 0
@@ -102,6 +102,11 @@ def digest(prefix: bytes, dialect: str, headers: Mapping[bytes, bytes], shaping:
     """The key of a request. body: canonical."""
     told = _encode(sorted((name, headers[name]) for name in shaping & headers.keys())) if not shaping.isdisjoint(headers) else b"[]"
     return hashlib.sha256(b"%b%b\n%b\n%b" % (prefix, dialect.encode(), told, body)).digest()
+
+
+def has_seed(fields: Mapping[str, Any]) -> bool:
+    """Whether a request says a seed of its own."""
+    return "seed" in fields and bytes(_encode(fields["seed"])) != b"null"
 
 
 def seed(key: bytes) -> int:

@@ -51,12 +51,15 @@ _HEADERS = {
     "x-sluicegate-left-out": "Fields of the request that the provider has no place for, or would refuse, and was not sent.",
     "x-sluicegate-idempotent": "`replayed`: the answer is that of an earlier request with the same `Idempotency-Key`, and free.",
     "x-sluicegate-replay-of": "That request's id.",
+    "x-sluicegate-cache": "Where the model has a cache: `hit` (free, but for being a request), `miss`, or `skip:` and why it was not looked up.",
+    "age": "Of a hit: seconds since the answer was kept.",
     "x-ratelimit-limit-requests": "The tightest limit on requests; likewise `remaining` and `reset`, and all three for `tokens`.",
     "x-sluicegate-budget-warning": "The limit of which most is used, from its first warning mark on: `limit`, `used`, `remaining`, `reset`.",
 }
 _ASKED = {
     "x-sluicegate-include": "What to be told in the answer, with commas: `block`, a member `sluicegate`, whole or at the end of a stream; `cost`, "
     "`cost_usd` in the usage at the end of a stream.",
+    "cache-control": "`no-store`: no cache is asked, and nothing is kept; `no-cache`: none is asked, but the new answer is kept.",
     "idempotency-key": "1 to 255 visible characters. The request is made once; sent again within a day it is answered with what the first one was.",
 }
 _ERROR_HEADERS = {
