@@ -1,5 +1,5 @@
 """What a worker finds that somebody should be told of, as entries of the audit log and as events: budgets that are nearly or all used, and begin
-anew; requests that limits refuse; deployments that are left alone; configurations that are applied or refused.
+anew; requests that limits refuse; what content rules find; deployments that are left alone; configurations that are applied or refused.
 
 Of a budget's window each mark is told once by all workers together, and that it is used up, be it by its last mark or by the first request that it
 refuses. When such a window has ended, that is told too: by the worker that has told of it, or by one that has started since.
@@ -9,7 +9,7 @@ more than LIMITS_MAX limits in one second only the counts are told, together.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -63,6 +63,7 @@ class Alarms:
         self._later = later
         self._refused: dict[tuple[str, str], _Refused] = {}
         self._unnamed = 0  # refusals of more limits than are told of
+        self._ruled: dict[tuple[str, str], int] = {}  # requests, by content rule and key
         self._waiting = False
         self._exceeded: dict[str, None] = {}  # windows that this worker knows to be used up; the oldest first
         self._windows: dict[str, Entry] = {}  # that were told of and have not ended, by what their end is told as; likewise
@@ -90,6 +91,16 @@ class Alarms:
         known.key_id = trip.key.id if trip.key is not None else ""
         if refusal.reason == "exhausted":
             self._exhausted(refusal, trip)
+        self._tell_later()
+
+    def ruled(self, rules: Iterable[str], key_id: str) -> None:
+        """Content rules have found something in a request or its answer."""
+        for rule in rules:
+            if (rule, key_id) in self._ruled or len(self._ruled) < LIMITS_MAX:
+                self._ruled[rule, key_id] = self._ruled.get((rule, key_id), 0) + 1
+        self._tell_later()
+
+    def _tell_later(self) -> None:
         if not self._waiting:
             self._waiting = True
             self._later(TOGETHER_S, self._tell_refused)
@@ -131,7 +142,7 @@ class Alarms:
         )
 
     def _tell_refused(self) -> None:
-        """What limits have refused within a second."""
+        """What limits have refused, and content rules have found, within a second."""
         self._waiting = False
         refused, self._refused = self._refused, {}
         for one in refused.values():
@@ -153,6 +164,10 @@ class Alarms:
                 reason=one.refusal.reason,
                 count=one.count,
             )
+        ruled, self._ruled = self._ruled, {}
+        for (rule, key_id), count in ruled.items():
+            tenant = events.path(key_id.partition("/@")[0])
+            self._send("content.matched", subject=rule, tenant=tenant, key_id=key_id, count=count)
         unnamed, self._unnamed = self._unnamed, 0
         if unnamed:
             self._send("request.refused", reason="other limits", count=unnamed)

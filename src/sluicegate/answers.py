@@ -12,6 +12,7 @@ from sluicegate.core.usage import Usage, merge
 from sluicegate.dialects.between import Between
 from sluicegate.dialects.between import Reader as TranslatedReader
 from sluicegate.dialects.form import Request
+from sluicegate.dialects.ruled import Ruled
 from sluicegate.reject import Reject
 from sluicegate.relay import Relay
 from sluicegate.trip import Attempt, Trip
@@ -26,6 +27,7 @@ _SERVED_BY = b"\r\nx-sluicegate-model: %b\r\nx-sluicegate-deployment: %b"
 _MAX_TOKENS = b"\r\nx-sluicegate-max-tokens: %d"
 _UNARY = b"\r\nx-sluicegate-cost-usd: %d.%09d\r\ncontent-type: application/json"
 _STREAM = b"\r\ncontent-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\nx-accel-buffering: no"
+_CHANGED = b"\r\nx-sluicegate-changed: %b"
 _LEFT_OUT = b"\r\nx-sluicegate-left-out: %b"
 _REPLAYED = b"\r\nx-sluicegate-idempotent: replayed\r\nx-sluicegate-replay-of: %b\r\ncontent-type: %b"
 _CACHE = b"\r\nx-sluicegate-cache: %b"
@@ -209,8 +211,10 @@ def _served_by(trip: Trip, attempt: Attempt) -> bytes:
     lines = _names(attempt.model, attempt.deployment.id)
     if attempt.cap is not None and attempt.cap != trip.request.cap:  # lowered, or set where the client set none
         lines += _MAX_TOKENS % attempt.cap
+    if trip.changed:
+        lines += _CHANGED % ",".join(trip.changed).encode()
     left_out = attempt.left_out
-    if attempt.via is not trip.dialect and isinstance(attempt.via, Between):
+    if attempt.via is not trip.dialect and isinstance(attempt.via, Between | Ruled):
         left_out = [*attempt.via.left_out, *left_out]
     if left_out:
         lines += _LEFT_OUT % ",".join(left_out).encode()

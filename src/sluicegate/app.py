@@ -126,7 +126,7 @@ class Worker:
         self.learned = Learned()
         self._pools = Pools(providers(loaded.policy))
         ids, boot, trees = itertools.count(1), secrets.token_hex(6), compiled.trees
-        self.records, self.asking = records_of(loaded), Asking(config.records, time_ms)
+        self.records, self.asking = records_of(loaded), Asking(config.records, time_ms, self.directory.below)
         self._idempotency = Idempotency(_idempotency_store(loaded))
         self.notices = Notices(self.metrics, itertools.chain.from_iterable(trees.values()), self.ledger.peek)
         self._expiries = Expiries(lambda: self._loaded.policy, self.ledger.now_ms, self.metrics.observe, lambda: self._outbox)
@@ -201,7 +201,7 @@ class Worker:
         policy, later = self._loaded.policy, asyncio.get_running_loop().call_later
         told = Announcements(self._config.records, policy, self.bus.publish, self.metrics, self._boot, self.ledger.now_ms, later)
         self.announcements, alarms = told, told.alarms
-        self.notices.on_mark, self.notices.refused = alarms.marked, alarms.refused
+        self.notices.on_mark, self.notices.refused, self.notices.ruled = alarms.marked, alarms.refused, alarms.ruled
         self.gateway.standings.on_change, cooldowns.on_found, probes.on_change = alarms.standing, alarms.cooled, alarms.health
         self.reloading.on_change = alarms.configuration
 

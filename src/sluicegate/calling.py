@@ -10,6 +10,7 @@ from collections.abc import Callable
 import msgspec
 import structlog
 
+from sluicegate import ruling
 from sluicegate.core import classify
 from sluicegate.core.claims import Extension, Reply
 from sluicegate.core.classify import Outcome
@@ -61,6 +62,9 @@ class Calls:
             attempt.via = between(trip.dialect.NAME, provider.dialect, request, trip.request_id, trip.time_ms // 1000)
             path = deployment.path(provider.dialect)
             assert path is not None
+        rules = trip.plan.rules if trip.plan is not None else None
+        if rules is not None and rules.shapes_answers:
+            attempt.via = ruling.over(trip, rules, attempt.via, request)
         target = _target(trip, attempt)
         body = attempt.via.write_request(request, target)
         attempt.left_out = target.left_out

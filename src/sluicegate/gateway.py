@@ -13,7 +13,7 @@ from random import random
 
 import structlog
 
-from sluicegate import answers, idempotency, reject, telling
+from sluicegate import answers, idempotency, reject, ruling, telling
 from sluicegate.auth import Credentials
 from sluicegate.caching import Caching
 from sluicegate.calling import Calls
@@ -97,8 +97,8 @@ class Gateway:
         """One request of a client, from its headers to the last byte of the answer."""
         time_ms = self._time_ms()
         trip = Trip(self._new_id(time_ms), exchange, dialect, self.policy, time_ms)
-        trip.trace = self.traces.begin(exchange) if self.traces is not None else None
         self.trips.add(trip)
+        trip.trace = self.traces.begin(exchange) if self.traces is not None else None
         try:
             trip.key = self.credentials.known(exchange.headers) or await self.who(exchange)
             body = exchange.take_body(self._max_body_bytes) or await exchange.read_body(self._max_body_bytes)
@@ -108,6 +108,8 @@ class Gateway:
                 telling.prepare(trip.request, dialect.NAME, trip.include)
             trip.plan = self._plan(trip.policy, trip.key, trip.request)
             trip.limit(trip.plan.model.timeouts)
+            rules = trip.plan.rules
+            trip.request = trip.request if rules is None else ruling.ask(trip, trip.plan, rules, trip.request, len(body), self.learned)
             if idempotency.HEADER not in exchange.headers or await self._idempotency.begin(trip, body):
                 cached = trip.plan.cache
                 if cached is None or not await self._cached(trip, trip.plan, cached, trip.request):
@@ -154,13 +156,13 @@ class Gateway:
                 answered.close()
             else:
                 self._learn(trip, answered)
-                if answered.call is not None and not answered.call.complete:
-                    asyncio.get_running_loop().call_later(UPSTREAM_REST_S, answered.call.close)
         if record is None:
             record = trip.record(now)
             self.holding.note(trip, record)
         for observe in self._observers:
             observe(record)
+        if trip.acted:
+            self._notices.ruled(trip.acted, record.key_id)
         if self.request_log is not None:
             self.request_log(trip, record)
         if trip.trace is not None:
@@ -312,6 +314,8 @@ class Gateway:
                     standing.report(permit, "ok", self._clock())
             elif not attempt.closed and (relay.error is None or relay.error.reason != "deadline"):  # else the client has left, or its time was over
                 standing.report(permit, "failed", self._clock())
+        if trip.acted:
+            ruling.refuse(attempt)
 
     async def count(self, exchange: Exchange, read_request: Callable[[bytes], Request]) -> int:
         """Input tokens of a request that is not to be served, at the first deployment of its model: estimated, or where that cannot be, what would be
@@ -342,8 +346,10 @@ class Gateway:
         attempt.usage = relay.usage
 
     def _learn(self, trip: Trip, attempt: Attempt) -> None:
-        """Takes the figures of a complete answer, for estimates and bounds to come."""
+        """Takes the figures of a complete answer, for estimates and bounds to come, and leaves its connection to end by itself."""
         usage, meter, plan, request = attempt.usage, attempt.meter, trip.plan, trip.request
+        if attempt.call is not None and not attempt.call.complete:
+            asyncio.get_running_loop().call_later(UPSTREAM_REST_S, attempt.call.close)
         if usage is None or plan is None or request is None or not request.shown:
             return
         if not attempt.deployment.visible:

@@ -225,6 +225,9 @@ class Relay:
                 return
             elif kind == "comment":
                 raw = self._write_event(event, False)
+            elif kind == "refused":
+                self.cut("policy")
+                return
             elif kind == "bad":
                 self.bad_events += 1
                 meter.add_unreadable(raw.decode("utf-8", "replace"))

@@ -34,6 +34,7 @@ from sluicegate.relay import Reader, Relay
 NONE: list[str] = []
 UNUSED = Usage()
 NO_WORDS: frozenset[str] = frozenset()
+NOBODY: set[str] = set()  # never added to
 READ_ON_S = 30.0  # after the client left, for the usage of an upstream that does not stop on close
 
 
@@ -226,7 +227,7 @@ class Trip:
     __slots__ = (
         *("answered", "attempts", "client_gone", "cost_nano_usd", "counted", "dialect", "exchange", "first_byte_s", "idle_s", "input_tokens", "key"),
         *("output_tokens", "order", "plan", "policy", "rejected", "refset", "reply", "request", "request_id", "shadowed", "source"),
-        *("cost_source", "include", "replay", "standing", "status", "taken", "lookup", "trace"),
+        *("cost_source", "include", "replay", "standing", "status", "taken", "trace", "lookup", "acted", "changed"),
         *("ends_at", "hurried", "time_ms", "timeouts", "tries", "upstream_s", "waited_s", "written"),
     )
 
@@ -267,6 +268,8 @@ class Trip:
         self.replay: Kept | None = None  # what the first request with that key was answered
         self.lookup: Lookup | None = None  # in the cache; None: there is none
         self.trace: Trace | None = None  # None: it is not traced
+        self.acted: set[str] = NOBODY  # names of the content rules that did something
+        self.changed: list[str] = NONE  # parameters that content rules have set
 
     def limit(self, timeouts: Timeouts) -> None:
         """How long it may take, from its headers on: what its model allows, or less if the client says so."""
@@ -405,6 +408,6 @@ class Trip:
             self.cost_source,
             labels.tags(tags) if tags is not None else "",
             saved,
-            "",
+            ", ".join(sorted(self.acted)) if self.acted else "",
             self.trace.id if self.trace is not None else "",
         )

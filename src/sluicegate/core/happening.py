@@ -8,6 +8,7 @@ Found = Literal[
     "budget.exceeded",
     "budget.reset",
     "request.refused",
+    "content.matched",
     "breaker.changed",
     "cooldown.changed",
     "health.changed",

@@ -196,13 +196,14 @@ _SIZES: dict[Unit, tuple[Size, Size]] = {  # on windows that refill, on all othe
 class Plan:
     """What is known of a request before any attempt: who asks, for what, under which counters."""
 
-    __slots__ = ("cache", "key", "model", "template")
+    __slots__ = ("cache", "key", "model", "rules", "template")
 
     def __init__(self, key: Key, model: Model, template: Template, cache: "CachePlan | None" = None) -> None:
         self.key = key
         self.model = model
         self.template = template
         self.cache = cache  # None: off
+        self.rules = key.rules  # None: there are none
 
 
 class CachePlan:
@@ -239,7 +240,7 @@ class Plans:
             if len(self._of_key) >= PLANS_MAX:
                 self._of_key.clear()
             template = Template(key.tree, key.counters, model.name, key.priority)
-            digest = b""
+            digest = key.rules.digest if key.rules is not None else b""
             cache = CachePlan(key, model, model.cache, template, digest) if model.cache is not None else None
             plan = self._of_key[key.id, model.name] = Plan(key, model, template, cache)
         return plan

@@ -159,7 +159,7 @@ class Ruled:
         return self._reader
 
     def write_event(self, event: Event, hide_usage: bool) -> bytes:
-        written: bytes = self._inner.write_event(event, hide_usage)
+        written: bytes = self._inner.write_event(event, hide_usage) if event.raw else b""
         return written
 
     def write_truncation(self, head: Any, after: _After | None, choices: Iterable[int], reason: str, usage: Usage | None) -> bytes:

@@ -94,6 +94,8 @@ class Shaper:
         if here and self._due(index):
             said[here], changed = said[here] + BETWEEN + self._disclaimer, True
         self._done |= {index}
+        if self.speech.refused:  # that is no end
+            choice["finish_reason"], changed = None, True
         return changed
 
     def _due(self, index: int) -> bool:

@@ -65,6 +65,8 @@ class Shaper:
             return self._end(event, said)
         rest = self._rest(said, type_)
         changed = self._whole(type_, said)
+        if self.speech.refused:
+            return [*self._released(), *rest]
         if type_ == _TEXT_DONE or (self._kept and type_ in _OF_TEXT):
             released = self._released() if type_ == _TEXT_DONE else []
             self._kept = (*self._kept, (event, said, changed))

@@ -25,6 +25,7 @@ class _Collector:
         yield from _requests(counts.rows)
         yield _counter("sluicegate_refusals", "Requests refused by a limit.", "reason", counts.refusals)
         yield _counter("sluicegate_truncations", "Streams ended before their end.", "why", counts.truncations)
+        yield _counter("sluicegate_content_rules", "Requests in or for which a content rule has found something.", "rule", counts.rules)
         yield _counter("sluicegate_meter_overruns", "Answers that were billed at more output than was metered.", "deployment", counts.overruns)
         shadow = "Requests that a limit in mode shadow would have refused."
         yield _counter("sluicegate_shadow_refusals", shadow, "limit", counts.shadow_refusals)

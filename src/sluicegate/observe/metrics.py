@@ -106,11 +106,12 @@ class Counts(msgspec.Struct):
     probe_tokens: dict[str, int] = {}  # by deployment and direction, likewise
     events: dict[str, int] = {}  # by type
     webhooks: dict[str, int] = {}  # tries, by what came of them
+    spans: dict[str, int] = {}  # by what became of them
     cache_lookups: dict[str, int] = {}  # requests that came upon a cache: hit, miss, skip:<why>
     cache_answers: dict[str, int] = {}  # answers to those: kept, or why not
     cache: dict[str, int] = {}  # its bytes and entries; how many were evicted; nano-USD that hits would have cost
     request_log: dict[str, int] = {}  # lines that were lost, prompts that were left out of theirs
-    spans: dict[str, int] = {}  # by what became of them
+    rules: dict[str, int] = {}  # requests, by content rule that found something
 
     def add(self, other: "Counts") -> None:
         """Adds another worker's."""
@@ -126,8 +127,23 @@ class Counts(msgspec.Struct):
             self.ledger.setdefault(verb, Histogram.over(FAST_US)).add(histogram)
         for outcome, histogram in other.waits.items():
             self.waits.setdefault(outcome, Histogram.over(SLOW_US)).add(histogram)
-        told = ("refusals", "truncations", "overruns", "shadow_refusals", "limit_warnings")
-        for name in (*told, "deployments", "probe_tokens", "events", "webhooks", "spans", "cache_lookups", "cache_answers", "cache", "request_log"):
+        for name in (
+            "refusals",
+            "truncations",
+            "overruns",
+            "shadow_refusals",
+            "limit_warnings",
+            "deployments",
+            "probe_tokens",
+            "events",
+            "rules",
+            "webhooks",
+            "spans",
+            "cache_lookups",
+            "cache_answers",
+            "cache",
+            "request_log",
+        ):
             table: dict[str, int] = getattr(self, name)
             for key, value in getattr(other, name).items():
                 table[key] = table.get(key, 0) + value
@@ -153,6 +169,7 @@ class Metrics:
         self._upstreams: dict[str, Upstream] = {}
         self._refusals: dict[str, int] = {}
         self._truncations: dict[str, int] = {}
+        self._rules: dict[str, int] = {}
         self._overruns: dict[str, int] = {}
         self._shadow_refusals: dict[str, int] = {}
         self._limit_warnings: dict[str, int] = {}
@@ -172,9 +189,9 @@ class Metrics:
         self.journal: Callable[[], tuple[int, int]] = lambda: (0, 0)
         self.spans: Callable[[], dict[str, int]] = dict
         self.cache: Callable[[], dict[str, int]] = dict
+        self.request_log: Callable[[], dict[str, int]] = dict
         self._cache_lookups: dict[str, int] = {}
         self._cache_answers: dict[str, int] = {}
-        self.request_log: Callable[[], dict[str, int]] = dict
         self.refresh: Callable[[], object] = lambda: None
 
     def observe(self, record: Record) -> None:
@@ -208,6 +225,9 @@ class Metrics:
             self._count(self._refusals, record.refusal)
         if record.truncated:
             self._count(self._truncations, record.truncated)
+        if record.rules:
+            for rule in record.rules.split(", "):
+                self._count(self._rules, rule)
         if record.first_byte_us and record.attempts:
             self._upstream(record.deployment).first_byte.observe(record.first_byte_us)
 
@@ -289,11 +309,12 @@ class Metrics:
             probe_tokens=self._probe_tokens,
             events=self._events,
             webhooks=self._webhooks,
+            spans=self.spans(),
             cache_lookups=self._cache_lookups,
             cache_answers=self._cache_answers,
             cache=self.cache(),
             request_log=self.request_log(),
-            spans=self.spans(),
+            rules=self._rules,
         )
 
     def _new_row(self, record: Record) -> Row:

@@ -29,6 +29,7 @@ class Notices:
         self._dear: set[str] = set()  # deployments
         self.on_mark: Callable[[Counter, Ref, Mark, int, int], None] = lambda counter, ref, mark, used, held: None
         self.refused: Callable[[Refusal, Any], None] = lambda refusal, trip: None  # by a limit; the trip's client is told so
+        self.ruled: Callable[[Iterable[str], str], None] = lambda rules, key_id: None  # content rules have found something
         self.know(counters)
 
     def know(self, counters: Iterable[Counter]) -> None:

@@ -101,6 +101,9 @@ def test_a_refused_answer_ends_before_the_phrase(dialect: str) -> None:
     one = ruled(dialect, by, stream=False)
     one.read_answer(whole_answer(dialect, "a bomb"))
     assert one.refused == "bomb"
+    told, events = shaped(dialect, by, STREAMS[dialect](["a bo", "mb"]))
+    assert (said(dialect, told), events[-1].kind) == ("a ", "refused")
+    assert b'"stop"' not in told and b"end_turn" not in told and b"completed" not in told
 
 
 def test_choices_are_read_each_by_itself() -> None:

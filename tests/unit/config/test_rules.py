@@ -1,0 +1,94 @@
+"""`rules:` in the configuration: what it says, what is inherited, and what is wrong with it, by the path of the field."""
+
+from typing import Any
+
+import pytest
+
+from sluicegate.config.fields import ConfigError
+from sluicegate.config.load import load_text
+
+BASE = """
+providers: {mock: {provider: mock, base_url: "http://127.0.0.1:1/v1"}}
+models: {chat: {deployments: [{provider: mock, model: m, price: {input: 1, output: 1}}]}}
+"""
+
+
+def keys(rules: str, tenant: str = "{}", key: str = "{}", limits: str = "[]") -> dict[str, Any]:
+    text = f"""{BASE}
+rules: {rules}
+tenants:
+  limits: {limits}
+  acme: {{rules: {tenant}, keys: [{{name: k, key: sk-1, rules: {key}}}]}}
+  other: {{keys: [{{name: k, key: sk-2}}]}}
+"""
+    return {key.id: key for key in load_text(text, {}).policy.keys.values()}
+
+
+@pytest.mark.parametrize("limits", ["[]", "[$10/month]"])
+def test_rules_come_down_the_tree(limits: str) -> None:
+    """Those of the file bind everybody, a tenant's all below it; a key's its own requests."""
+    found = keys("{system_prompt: A}", "{disclaimer: B, max_input: 2KB}", "{ceilings: {temperature: 0.5, max_completion_tokens: 7}}", limits)
+    rules = found["acme/@k"].rules
+    assert (rules.prompts, rules.disclaimer, rules.max_input_bytes, rules.ceilings) == (("A",), "B", 2000, {"temperature": 0.5, "max_output": 7})
+    assert [own.scope for own in rules.chain] == ["*", "acme", "acme/@k"]
+    assert found["other/@k"].rules.prompts == ("A",)
+    assert keys("{}")["acme/@k"].rules is None
+
+
+def test_a_key_without_rules_of_its_own_shares_its_tenants() -> None:
+    """They are compiled once."""
+    found = keys("{banned: [{name: a, pattern: b}]}")
+    assert found["acme/@k"].rules is found["other/@k"].rules
+
+
+def test_what_is_banned_is_read_in_full() -> None:
+    """With all that may be said of it."""
+    banned = "{name: a, pattern: 'regex:[ab]{2}', action: mask, on: input, words: on, mask: '*'}"
+    rules = keys(f"{{banned: [{banned}]}}")["acme/@k"].rules
+    (phrase,) = rules.banned_in.phrases
+    assert (phrase.action, phrase.input, phrase.output, phrase.words, phrase.mask, phrase.scope) == ("mask", True, False, True, "*", "*")
+    assert rules.banned_out is None
+
+
+def test_every_parameter_can_be_forced() -> None:
+    """Each of its kind."""
+    force = (
+        "{temperature: 0, top_p: 1, seed: 7, stop: [a], n: 1, max_tokens: 5, store: off, service_tier: flex, reasoning_effort: low, top_logprobs: 0}"
+    )
+    assert keys(f"{{force: {force}}}")["acme/@k"].rules.force == {
+        "temperature": 0.0, "top_p": 1.0, "seed": 7, "stop": ("a",), "n": 1, "max_output": 5,
+        "store": False, "service_tier": "flex", "reasoning_effort": "low", "top_logprobs": 0,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("rules", "problem"),
+    [
+        ("{banned: [{name: a, pattern: 'regex:a*'}]}", "rules.banned[0].pattern: has no longest match"),
+        ("{banned: [{name: a, pattern: b}, {name: a, pattern: c}]}", "rules.banned[1].name: 'a' is already the name of another"),
+        ("{banned: [{name: 'a, b', pattern: b}]}", "rules.banned[0].name"),
+        ("{banned: [{name: a}]}", "rules.banned[0].pattern"),
+        ("{banned: [{name: a, pattern: b, action: drop}]}", "rules.banned[0].action"),
+        ("{banned: [{name: a, pattern: b, when: x}]}", "rules.banned[0].when: unknown field"),
+        ("{force: {temprature: 1}}", "rules.force.temprature: unknown field; did you mean 'temperature'?"),
+        ("{force: {temperature: 3}}", "rules.force.temperature"),
+        ("{force: {temperature: warm}}", "rules.force.temperature"),
+        ("{ceilings: {n: 0}}", "rules.ceilings.n"),
+        ("{ceilings: {max_tokens: 5, max_output: 6}}", "rules.ceilings.max_tokens: and max_output are two names of the same"),
+        ("{max_input: lots}", "rules.max_input"),
+        ("{disclaimers: x}", "rules.disclaimers: unknown field; did you mean 'disclaimer'?"),
+    ],
+)
+def test_what_is_wrong_is_told_with_its_path(rules: str, problem: str) -> None:
+    """At the file's rules; a tenant's and a key's likewise, below their own paths."""
+    for where, said in (("", (rules,)), ("tenants.acme.", ("{}", rules)), ("tenants.acme.keys[0].", ("{}", "{}", rules))):
+        with pytest.raises(ConfigError) as error:
+            keys(*said)
+        assert where + problem in str(error.value)
+
+
+def test_a_child_cannot_loosen_what_is_forced() -> None:
+    """The field is named, and what it is above."""
+    with pytest.raises(ConfigError) as error:
+        keys("{force: {temperature: 0.2}}", "{force: {temperature: 0.9}}")
+    assert "tenants.acme.rules.force.temperature: is forced to be 0.2 above; it cannot be anything else" in str(error.value)
