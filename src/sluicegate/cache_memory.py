@@ -11,7 +11,7 @@ class MemoryCache:
 
     def __init__(self, max_bytes: int, clock: Callable[[], float]) -> None:
         """clock: seconds, monotonic."""
-        self.bytes = self.evicted = 0
+        self.size_bytes = self.evicted = 0
         self._max_bytes = max_bytes
         self._clock = clock
         self._kept: OrderedDict[bytes, tuple[Entry, float]] = OrderedDict()  # with the time at which it is too old; the last asked for is the last
@@ -36,17 +36,17 @@ class MemoryCache:
         size = _size(entry)
         if size > self._max_bytes:
             return
-        while self.bytes + size > self._max_bytes:
+        while self.size_bytes + size > self._max_bytes:
             self._drop(next(iter(self._kept)))
             self.evicted += 1
         self._kept[key] = entry, self._clock() + ttl_ms / 1000
-        self.bytes += size
+        self.size_bytes += size
 
     async def close(self) -> None:
         return
 
     def _drop(self, key: bytes) -> None:
-        self.bytes -= _size(self._kept.pop(key)[0])
+        self.size_bytes -= _size(self._kept.pop(key)[0])
 
 
 def _size(entry: Entry) -> int:

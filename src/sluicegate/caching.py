@@ -116,7 +116,7 @@ class Caching:
     def figures(self) -> dict[str, int]:
         """For the metrics."""
         store = self.store
-        return {"bytes": store.bytes, "entries": store.entries, "evicted": store.evicted, "saved_nano_usd": self.saved_nano_usd}
+        return {"bytes": store.size_bytes, "entries": store.entries, "evicted": store.evicted, "saved_nano_usd": self.saved_nano_usd}
 
     async def close(self) -> None:
         await self.store.close()

@@ -80,7 +80,7 @@ async def test_an_answer_comes_back_as_it_was(make: Callable[..., Store]) -> Non
         store.put(key, ANSWER, 60_000)
         assert await store.get(key) == ANSWER and await store.get(fresh_key()) is None
         store.put(key, later, 60_000)
-        assert await store.get(key) == later and (store.entries, store.bytes >= ENTRY_BYTES, store.evicted) == (1, True, 0)
+        assert await store.get(key) == later and (store.entries, store.size_bytes >= ENTRY_BYTES, store.evicted) == (1, True, 0)
 
 
 async def test_never_more_than_it_may_keep(make: Callable[..., Store]) -> None:
@@ -91,7 +91,7 @@ async def test_never_more_than_it_may_keep(make: Callable[..., Store]) -> None:
         assert await store.get(keys[0]) is None  # where the servers are is known by now
         for key in keys:
             store.put(key, Entry(b"", "p/m", "stop", 1, 1), 60_000)
-            assert 0 < store.bytes <= 4 * ENTRY_BYTES
+            assert 0 < store.size_bytes <= 4 * ENTRY_BYTES
         there = [await store.get(key) is not None for key in keys]
         assert there == [False] * (8 - store.entries) + [True] * store.entries and store.evicted == 8 - store.entries > 0
         store.put(keys[7], Entry(b"x" * 4 * ENTRY_BYTES, "", "", 0, 0), 60_000)

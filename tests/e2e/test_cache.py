@@ -402,3 +402,17 @@ async def test_a_hit_that_had_to_wait(tmp_path: Path, monkeypatch: pytest.Monkey
         for answer in answers:
             assert (answer.status, answer.done, answer.clean) == (200, True, True) and answer.body.startswith(b": keep-alive")
         assert calls(bench) == 1 and any(record.waited_us for record in bench.records)
+
+
+async def test_answers_under_content_rules(tmp_path: Path) -> None:
+    """What is kept is what the client read; under other rules it is another answer, and a key without them does not get it."""
+    rules = '{disclaimer: "Checked by nobody."}'
+    tenants = (
+        f"\n  acme: {{keys: [{{name: one, key: sk-one, rules: {rules}}}, {{name: two, key: sk-two, rules: {rules}}}, {{name: free, key: sk-free}}]}}"
+    )
+    async with running(tmp_path, more="cache: {mode: all, scope: organization}", tenants=tenants) as bench:
+        first, whole, free = [await bench.chat(key, **NO_USER, **how) for key, how in (("sk-one", STREAMED), ("sk-one", {}), ("sk-free", {}))]
+        assert [told(answer) for answer in (first, whole, free)] == ["miss", "hit", "miss"] and calls(bench) == 2
+        assert text(first) == text(whole) and text(whole).endswith("Checked by nobody.") and "Checked" not in text(free)
+        other = await bench.chat("sk-two", **NO_USER, **STREAMED)
+        assert (told(other), text(other)) == ("hit", text(whole)), "the same rules, in a scope that is shared"

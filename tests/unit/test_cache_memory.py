@@ -31,13 +31,13 @@ async def test_an_answer_is_kept_until_it_is_too_old() -> None:
     clock = Clock()
     kept = cache(2, clock)
     kept.put(b"a", entry(), 1000)
-    assert (await kept.get(b"a"), await kept.get(b"b"), kept.bytes, kept.entries) == (entry(), None, ENTRY_BYTES, 1)
+    assert (await kept.get(b"a"), await kept.get(b"b"), kept.size_bytes, kept.entries) == (entry(), None, ENTRY_BYTES, 1)
     clock.now += 0.9
     kept.put(b"a", entry(mark="later"), 1000)
     clock.now += 0.9
-    assert await kept.get(b"a") == entry(mark="later") and kept.bytes == ENTRY_BYTES
+    assert await kept.get(b"a") == entry(mark="later") and kept.size_bytes == ENTRY_BYTES
     clock.now += 0.1
-    assert await kept.get(b"a") is None and (kept.bytes, kept.entries, kept.evicted) == (0, 0, 0)
+    assert await kept.get(b"a") is None and (kept.size_bytes, kept.entries, kept.evicted) == (0, 0, 0)
     await kept.close()
 
 
@@ -49,7 +49,7 @@ async def test_what_was_asked_for_least_lately_makes_room() -> None:
     await kept.get(b"a")
     kept.put(b"d", entry(ENTRY_BYTES), 1000)  # as large as two
     assert [await kept.get(key) is not None for key in (b"a", b"b", b"c", b"d")] == [True, False, False, True]
-    assert (kept.bytes, kept.entries, kept.evicted) == (3 * ENTRY_BYTES, 2, 2)
+    assert (kept.size_bytes, kept.entries, kept.evicted) == (3 * ENTRY_BYTES, 2, 2)
     kept.put(b"e", entry(3 * ENTRY_BYTES), 1000)
     assert kept.entries == 2 and await kept.get(b"e") is None
     kept.put(b"d", entry(3 * ENTRY_BYTES), 1000)
@@ -71,4 +71,4 @@ async def test_never_more_than_it_may_keep(steps: list[tuple[str, int, int, int]
             clock.now += ms / 1000
         elif (found := await kept.get(key)) is not None:
             assert (found, True) == (model[key][0], model[key][1] > clock.now)
-        assert 0 <= kept.bytes <= 4 * ENTRY_BYTES and kept.bytes == sum(len(one.body) + ENTRY_BYTES for one, _ in kept._kept.values())
+        assert 0 <= kept.size_bytes <= 4 * ENTRY_BYTES and kept.size_bytes == sum(len(one.body) + ENTRY_BYTES for one, _ in kept._kept.values())

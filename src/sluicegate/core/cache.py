@@ -21,7 +21,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class Store(Protocol):
     """Keeps answers by the digests of their requests. Nothing here raises: a store that is away knows nothing and keeps nothing."""
 
-    bytes: int  # kept by this worker, about
+    size_bytes: int  # of what this worker has kept, about
     evicted: int  # answers so far, for want of room
 
     @property

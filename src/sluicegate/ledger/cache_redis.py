@@ -44,7 +44,7 @@ class RedisCache:
         Raises ValueError for a URL that ledger/address.py does not understand.
         """
         place = Place.parse(url)
-        self.bytes = self.evicted = 0
+        self.size_bytes = self.evicted = 0
         self._timeout_ms = min(timeout_ms, TIMEOUT_MS)
         self._max_bytes = max_bytes
         self._clock = clock
@@ -85,13 +85,13 @@ class RedisCache:
         if size > self._max_bytes:
             self._call(name, _UNLINK, "UNLINK", name)
             return
-        while self._put and (self.bytes + size > self._max_bytes or next(iter(self._put.values()))[1] <= now):
+        while self._put and (self.size_bytes + size > self._max_bytes or next(iter(self._put.values()))[1] <= now):
             oldest = next(iter(self._put))
             if self._forget(oldest) > now:
                 self.evicted += 1
                 self._call(oldest, _UNLINK, "UNLINK", oldest)
         self._put[name] = size, now + ttl_ms / 1000
-        self.bytes += size
+        self.size_bytes += size
         link.call(_SET, wire.pack("SET", name, data, "PX", ttl_ms))
 
     async def close(self) -> None:
@@ -105,7 +105,7 @@ class RedisCache:
     def _forget(self, name: str) -> float:
         """When it is too old; 0 if this worker has not put it."""
         size, until = self._put.pop(name, (0, 0.0))
-        self.bytes -= size
+        self.size_bytes -= size
         return until
 
     def _call(self, name: str, command: wire.Command, *arguments: str | bytes | int) -> "asyncio.Future[Any]":
