@@ -12,7 +12,24 @@ from fastapi import FastAPI, Response
 from fastapi.openapi.utils import get_openapi
 
 from sluicegate import __version__
-from sluicegate.admin import audit, configuration, errors, events, faults, forecasts, health, holds, increases, keys, limits, me, prices, tenants, usage
+from sluicegate.admin import (
+    audit,
+    configuration,
+    errors,
+    events,
+    faults,
+    forecasts,
+    health,
+    holds,
+    increases,
+    keys,
+    limits,
+    me,
+    plans,
+    prices,
+    tenants,
+    usage,
+)
 from sluicegate.admin.services import Services
 from sluicegate.openapi import page
 
@@ -54,7 +71,8 @@ def build(services: Services) -> FastAPI:
     app.state.adjusting = asyncio.Lock()
     errors.install(app)
     app.state.routers = [
-        part.router for part in (health, faults, configuration, audit, events, forecasts, usage, limits, increases, holds, me, keys, tenants, prices)
+        part.router
+        for part in (health, faults, configuration, audit, events, forecasts, usage, limits, increases, holds, me, keys, tenants, prices, plans)
     ]
     for router in app.state.routers:
         app.include_router(router)

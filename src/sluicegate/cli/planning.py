@@ -1,13 +1,20 @@
-"""`plan`: what would happen to a request now, without sending it or taking anything from a limit.
+"""`plan`: what would happen to a request now, without sending it or taking anything from a limit (planning.py).
 
-The same steps as gateway.serve takes, against a copy of the counters: the states are read from the ledger and the rules are run on them here.
+With a configuration it is worked out here, against the ledger that it names; what only a running gateway knows is `unknown` then. With `--gateway` it
+asks that one, whose admin key is in a variable.
 """
 
 import asyncio
 import hashlib
+import os
 import sys
+from http.client import HTTPException
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
+from urllib.error import HTTPError, URLError
+from urllib.parse import urlsplit
+from urllib.request import Request as Asking
+from urllib.request import urlopen
 
 import msgspec
 import typer
@@ -16,69 +23,37 @@ from rich.text import Text
 
 from sluicegate import app
 from sluicegate.cli.console import DEFAULT_CONFIG, ConfigFile, EnvFile, InputError, console, loaded
-from sluicegate.config.check import show_origin
 from sluicegate.config.load import Loaded
-from sluicegate.core import refusals, rules
-from sluicegate.core.book import SLICES, Counter, amount
-from sluicegate.core.claims import Admission, Ref, RefSet, Reply
-from sluicegate.core.counters import name
-from sluicegate.core.estimate import Figures, Learned
+from sluicegate.core.estimate import Learned
 from sluicegate.core.limits import Unit, show_amount
-from sluicegate.core.meter import may_have_audio
-from sluicegate.core.plan import Template, fit, held_price
-from sluicegate.core.prices import Price, input_cost_nano_usd
-from sluicegate.core.refusals import Refusal
-from sluicegate.core.tenants import Deployment, Key, Model, Policy
-from sluicegate.dialects import openai_chat
+from sluicegate.core.plan import Plans
+from sluicegate.core.tenants import Key, Policy
 from sluicegate.dialects.form import BadRequest, Request
-from sluicegate.ledger.contract import Ledger
-from sluicegate.ledger.memory import MemoryBook
+from sluicegate.planning import DIALECTS, UNKNOWN, Logged, Place, Planner, Report
 
-
-class Claim(msgspec.Struct):
-    """What the request would take from one limit. Dollars are nano-USD."""
-
-    limit: str
-    unit: Unit
-    takes: int
-    used: int
-    held: int
-    of: int
-
-
-class Report(msgspec.Struct):
-    """What would happen, in the order in which it is told."""
-
-    key: str
-    path: list[str]
-    allowed: bool
-    status: int = 200
-    code: str = ""
-    message: str = ""
-    retry_after_s: int | None = None
-    limited_by: str = ""
-    deployments: list[str] = []
-    deployment: str = ""  # that would be asked first, or refused last
-    input_tokens: int = 0
-    output_tokens: int = 0
-    claims: list[Claim] = []
-    grant: int = 0
-    cost_at_most_nano_usd: int | None = None  # None: no price, or refused
-    price: str = ""  # where the price is from, and of when
-    affordable_output_tokens: int = 0
+PATIENCE_S = 10.0
+SHOWN_MAX = 600  # characters of a text, among words
 
 
 def plan(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The body of a chat request, as JSON; - for standard input.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The body of a request, as JSON; - for standard input.")],
     key: Annotated[str, typer.Option("--key", help="A key, or the id of one, such as acme/team-a/@laptop.")],
     config: ConfigFile = DEFAULT_CONFIG,
     env_file: EnvFile = None,
+    dialect: Annotated[str, typer.Option("--dialect", help=f"What the request is: {', '.join(DIALECTS)}.")] = "chat",
+    gateway: Annotated[str, typer.Option("--gateway", metavar="URL", help="Ask this gateway, in place of a configuration.")] = "",
+    admin_key_env: Annotated[str, typer.Option("--admin-key-env", metavar="NAME", help="The variable with its admin key.")] = "SLUICEGATE_ADMIN_KEY",
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
     """Tell what would happen to a request now. Sends nothing, takes nothing."""
-    found = loaded(config, env_file)
+    if dialect not in DIALECTS:
+        raise InputError(f"--dialect: there is no {dialect!r}; there are {', '.join(DIALECTS)}")
     body = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
-    report = asyncio.run(_report(found, _key(found.policy, key), _request(body)))
+    if gateway:
+        report = _asked(gateway, admin_key_env, key, dialect, body)
+    else:
+        found = loaded(config, env_file)
+        report = asyncio.run(_report(found, _key(found.policy, key), dialect, _request(dialect, body), len(body)))
     if as_json:
         console.print(msgspec.json.encode(report).decode(), markup=False, highlight=False, soft_wrap=True)
     else:
@@ -93,127 +68,59 @@ def _key(policy: Policy, given: str) -> Key:
     return found
 
 
-def _request(body: bytes) -> Request:
+def _request(dialect: str, body: bytes) -> Request:
     try:
-        return openai_chat.read_request(body)
+        read: Request = DIALECTS[dialect].read_request(body)
     except BadRequest as error:
         raise InputError(f"{error.param or 'body'}: {error.message}") from None
+    return read
 
 
-async def _report(found: Loaded, key: Key, request: Request) -> Report:
-    report = Report(key.id, [scope.name for scope in key.path], False)
-    model = found.policy.models.get(request.model)
-    if model is None or (key.models is not None and model.name not in key.models):
-        report.status, report.code = 404, "model_not_found"
-        report.message = f"The model {request.model!r} does not exist or this key may not use it."
-        return report
-    report.deployments = [deployment.id for deployment in model.deployments]
-    ledger = app.ledger_of(found)
+async def _report(found: Loaded, key: Key, dialect: str, request: Request, size: int) -> Report:
+    ledger, learned = app.ledger_of(found), Learned()
+
+    async def learn() -> None:
+        learned.absorb(await ledger.learned(learned.increments()))
+
     await ledger.open()
     try:
-        await _route(report, found.policy, ledger, key, model, request)
-    except BadRequest as error:  # well formed, but nothing that could be held for it
-        report.status, report.code, report.message = 400, error.code or "invalid_request", error.message
+        logged = Logged(found.config.log.prompts, found.config.log.patterns)
+        return await Planner(found.policy, ledger, learned, Plans(), logged, learn).report(key, DIALECTS[dialect], request, size, {})
     finally:
         await ledger.close()
-    return report
 
 
-async def _route(report: Report, policy: Policy, ledger: Ledger, key: Key, model: Model, request: Request) -> None:
-    """Tries the deployments in order as the gateway would, until one is allowed or the refusal holds everywhere."""
-    learned = Learned()
-    template = Template(key.tree, key.counters, model.name, key.priority)
-    for deployment in model.deployments:
-        learned.figures(request, model, deployment, key, policy.budget)  # names the shared tables that it needs
-        learned.absorb(await ledger.learned(learned.increments()))
-        figures = learned.figures(request, model, deployment, key, policy.budget)
-        refusal = await _attempt(report, policy, ledger, template, deployment, figures, request)
-        if report.allowed or (refusal is not None and refusal.counter.unit is not Unit.USD and refusal.counter.models is None):
-            return
+def _asked(gateway: str, admin_key_env: str, key: str, dialect: str, body: bytes) -> Report:
+    """What a running gateway says. Only the key's id goes there, never a secret that can call."""
+    if urlsplit(gateway).scheme not in ("http", "https"):
+        raise InputError("--gateway: must be a URL such as http://127.0.0.1:8081")
+    secret = os.environ.get(admin_key_env)
+    if not secret:
+        raise InputError(f"--admin-key-env: the environment variable {admin_key_env} is not set")
+    if "/@" not in key:
+        raise InputError("--key: must be the id of a key, such as acme/team-a/@laptop, where a gateway is asked")
+    try:
+        said = msgspec.json.encode({"key": key, "dialect": dialect, "request": msgspec.Raw(body)})
+        msgspec.json.decode(said)
+    except msgspec.DecodeError as error:
+        raise InputError(f"body: is not JSON: {error}") from None
+    headers = {"authorization": f"Bearer {secret}", "content-type": "application/json"}
+    try:
+        with urlopen(Asking(f"{gateway.rstrip('/')}/admin/v1/plan", said, headers), timeout=PATIENCE_S) as answer:
+            return msgspec.json.decode(answer.read(), type=Report)
+    except HTTPError as error:
+        raise InputError(_refusal(error)) from None
+    except (URLError, HTTPException, msgspec.ValidationError) as error:
+        raise InputError(f"--gateway: {getattr(error, 'reason', error)}") from None
 
 
-async def _attempt(
-    report: Report, policy: Policy, ledger: Ledger, template: Template, deployment: Deployment, figures: Figures, request: Request
-) -> Refusal | None:
-    price, show = held_price(_price(deployment, request), figures), policy.budget.show_figures
-    report.deployment = deployment.id
-    report.price = show_origin(deployment.price_origin)
-    report.input_tokens, report.output_tokens = figures.input_estimate, figures.aim
-    if price is None and deployment.price is not None:
-        report.status, report.code, report.message = 400, "invalid_request", f"{deployment.id} has no price for {request.tariff}."
-        return None
-    if template.needs_price and price is None and policy.unpriced == "refuse":
-        report.status, report.code, report.message = 402, "price_unknown", f"A dollar limit applies and {deployment.id} has no price."
-        return None
-    refset = template.refset(ledger.now_ms())
-    states = await ledger.peek(refset)
-    misfit = fit(template, figures, price, request.cap is not None)
-    if misfit is not None:
-        report.claims = _claims(template, refset, states, template.amounts(figures, price, 1), figures.need)
-        return _refused(report, refusals.too_large(misfit.counter, misfit.requested, misfit.fits_output_tokens, misfit.reserved, show))
-    amounts = template.amounts(figures, price, 1)
-    extends = request.stream and deployment.extend
-    aim = figures.aim if extends else figures.want
-    reply = _admit(refset, states, Admission("plan", refset, amounts, figures.need, aim, figures.want, policy.budget.hold_ttl_ms, "plan"))
-    rate = price.dearest_output if price is not None else 0
-    report.affordable_output_tokens = refusals.affordable_output_tokens(
-        template.counters, refset, amounts, figures.want, states.states, aim=figures.aim, usd_rate=rate
-    )
-    report.grant = reply.g
-    report.claims = _claims(template, refset, states, amounts, reply.g or figures.need)
-    if reply.status != "granted":
-        refusal = refusals.explain(
-            template.counters, refset, amounts, figures.need, figures.want, reply, aim=figures.aim, usd_rate=rate, show_figures=show
-        )
-        return _refused(report, refusal)
-    report.allowed, report.status, report.code, report.message = True, 200, "", ""
-    if price is not None:
-        report.cost_at_most_nano_usd = input_cost_nano_usd(price, figures.input_bound) + amount(0, rate, reply.g)
-    return None
-
-
-def _price(deployment: Deployment, request: Request) -> Price | None:
-    return None if deployment.price is None else deployment.price.for_request(request.tariff, may_have_audio(request))
-
-
-def _refused(report: Report, refusal: Refusal) -> Refusal:
-    report.status, report.code, report.message = refusal.status, refusal.code, refusal.message
-    report.retry_after_s, report.limited_by = refusal.retry_after_s, refusal.name
-    report.affordable_output_tokens = refusal.affordable_output_tokens
-    return refusal
-
-
-def _admit(refset: RefSet, states: Reply, admission: Admission) -> Reply:
-    """Runs the rules on a book that holds nothing but the given states."""
-    book = MemoryBook("expired_held")
-    book.now_ms = states.now_ms
-    for ref, (first, second) in zip(refset.refs, states.states, strict=True):
-        book.put_counter(ref.key, ref.kind, _counter(ref, first, second, states.now_ms), 0)
-    return rules.admit(book, admission)
-
-
-def _counter(ref: Ref, first: int, second: int, now_ms: int) -> Counter:
-    """A counter that has the given state (Reply.states)."""
-    if ref.kind == "b":
-        return [first, 0, now_ms, 0]
-    if ref.kind == "s":
-        return {(now_ms + second) // ref.per_ms - SLICES - 1: first} if first else {}
-    return [first, second]
-
-
-def _claims(template: Template, refset: RefSet, states: Reply, amounts: tuple[int, ...], g: int) -> list[Claim]:
-    rooms = dict(template.shadows)
-    return [
-        Claim(
-            name(counter) + ("" if counter.enforced else " (shadow)"),
-            counter.unit,
-            amount(amounts[2 * i], amounts[2 * i + 1], g),
-            states.states[i][0],
-            states.states[i][1] if ref.kind in ("w", "o") else 0,
-            ref.ceiling - ref.reserved if counter.enforced else rooms[i],
-        )
-        for i, (counter, ref) in enumerate(zip(template.counters, refset.refs, strict=True))
-    ]
+def _refusal(error: HTTPError) -> str:
+    """What a gateway says is wrong, with the field."""
+    try:
+        told: Any = msgspec.json.decode(error.read())["error"]
+        return f"{told['param'] or '--gateway'}: {told['message']}"
+    except (msgspec.DecodeError, KeyError, TypeError):
+        return f"--gateway: answers {error.code}, not as a gateway does"
 
 
 # -- in words -----------------------------------------------------------------------------------------------------------------------------
@@ -232,7 +139,14 @@ def _tell(report: Report) -> None:
         after = f", retry after {report.retry_after_s} s" if report.retry_after_s is not None else ""
         line("allowed", f"no: {report.status} {report.code}{after}")
         line("", report.message)
-    line("deployments", ", then ".join(report.deployments) or "none")
+    for rule in report.rules:
+        line("rule", rule)
+    if report.acted:
+        line("", f"found: {', '.join(report.acted)}")
+    if report.changed:
+        line("", f"set otherwise: {', '.join(report.changed)}")
+    line("cache", f"{report.cache}: {report.cache_why}" if report.cache_why else report.cache)
+    line("deployments", ", then ".join(map(_place, report.deployments)) or "none")
     line("estimate", f"{report.input_tokens} + {report.output_tokens} tokens (input + output)")
     for claim in report.claims:
         used, held, of = (show_amount(claim.unit, n) for n in (claim.used, claim.held, claim.of))
@@ -243,4 +157,23 @@ def _tell(report: Report) -> None:
     else:
         line("cost", "not known: no price" if report.allowed else "none")
     line("affordable", f"{report.affordable_output_tokens} output tokens")
+    if report.request:
+        line("sent as", _short(report.request))
+    line("logged as", _short(report.prompt))
     console.print(table)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= SHOWN_MAX else f"{text[:SHOWN_MAX]}... ({len(text)} characters; all of it with --json)"
+
+
+def _place(place: Place) -> str:
+    """`openai/gpt-4o-mini (open, cools down for 12 s, degraded)`: what is the matter there, if anything is known."""
+    matters = [place.breaker] if place.breaker not in ("closed", UNKNOWN) else []
+    if place.cooldown_s is not None:
+        matters.append(f"left alone for {place.cooldown_s:g} s")
+    if place.health not in ("healthy", UNKNOWN):
+        matters.append(place.health)
+    if place.full:
+        matters.append(f"full: {place.full}")
+    return f"{place.id} ({', '.join(matters)})" if matters else place.id if place.breaker == UNKNOWN else f"{place.id} (well)"
