@@ -67,7 +67,7 @@ class Shaper:
         choices = chunk.get("choices") if isinstance(chunk, dict) else None
         if not isinstance(choices, list) or not choices:
             return [event.raw]
-        self._head = {name: value for name, value in chunk.items() if name not in ("choices", "usage")}
+        self._head = {name: value for name, value in chunk.items() if name not in ("choices", "usage", "sluicegate")}
         before: list[bytes] = []
         changed = False
         for place, choice in enumerate(choices):
