@@ -122,7 +122,7 @@ class Worker:
         self.directory.use(compiled)
         self.ledger = ledger_of(loaded)
         self.metrics = Metrics(lambda model: model in self.gateway.policy.models)
-        self.metrics.refresh = self._gauge
+        self.metrics.refresh, self.metrics.journal = self._gauge, lambda: (self._outbox.backlog, self._journal.dropped)
         self.learned = Learned()
         self._pools = Pools(providers(loaded.policy))
         ids, boot, trees = itertools.count(1), secrets.token_hex(6), compiled.trees
@@ -152,8 +152,7 @@ class Worker:
         )
         self._upkeep = self._keep_up()
         self._upkeep.charged = self._expiries.charged
-        self.tracing = Tracing(self.gateway, loaded)
-        self.metrics.journal, self.metrics.spans = lambda: (self._outbox.backlog, self._journal.dropped), self.tracing.counts
+        self.tracing = Tracing(self.gateway, loaded, self.metrics)
         self._siblings = Siblings(Path(config.journal), self.metrics)
         self._boot = boot
         self.bus = Bus(channel_of(config.ledger, config.ledger_timeout_ms), boot, self.ledger.now_ms)

@@ -13,11 +13,13 @@ from os import environ
 from random import getrandbits
 from urllib.parse import urlsplit
 
+from sluicegate import __version__
 from sluicegate.applying import providers
 from sluicegate.config.load import Loaded
 from sluicegate.config.schema_tracing import Tracing as Settings
 from sluicegate.core.redact import rules_of
 from sluicegate.gateway import Gateway
+from sluicegate.observe.metrics import Metrics
 from sluicegate.observe.sending import Export, Sender
 from sluicegate.observe.tracing import Known, Upstream
 from sluicegate.traces import Traces
@@ -38,10 +40,11 @@ NAMES = {
 class Tracing:
     """Of one worker. Keeps `gateway.traces`."""
 
-    def __init__(self, gateway: Gateway, loaded: Loaded) -> None:
+    def __init__(self, gateway: Gateway, loaded: Loaded, metrics: Metrics) -> None:
         self._gateway = gateway
+        metrics.spans = self.counts
         self._settings: Settings | None = None
-        self._known = Known({})
+        self._known = Known(__version__, {})
         self._sender: Sender | None = None
         self._before = dict.fromkeys(OUTCOMES, 0)  # by senders that are no more
         self._stopping: set[asyncio.Future[None]] = set()
@@ -51,7 +54,7 @@ class Tracing:
         """Traces what comes from now on as this says. What waits to be sent goes where it was to go."""
         settings = loaded.config.tracing if environ.get("OTEL_SDK_DISABLED", "").lower() != "true" else None
         masks = loaded.config.log.patterns if settings is not None and settings.prompts != "off" else ()
-        self._known = Known(_upstreams(loaded), rules_of(masks))
+        self._known = Known(__version__, _upstreams(loaded), rules_of(masks))
         before, self._settings = self._settings, settings
         if settings is None:
             self._replace(None)

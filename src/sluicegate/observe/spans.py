@@ -22,7 +22,6 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, TraceFlags, TraceState
 from opentelemetry.trace.status import Status, StatusCode
 
-from sluicegate import __version__
 from sluicegate.core.matching import REACH
 from sluicegate.core.redact import logged_prompt
 from sluicegate.observe.sending import Export
@@ -33,7 +32,6 @@ SERVICE = "sluicegate"
 OPERATIONS = {"openai_completions": "text_completion", "openai_embeddings": "embeddings"}  # by the client's dialect; any other is a chat
 
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
-_SCOPE = InstrumentationScope("sluicegate", __version__)
 _ERROR = StatusCode.ERROR
 
 Attributes = dict[str, Value | Sequence[str]]
@@ -55,7 +53,7 @@ def exporter(endpoint: str | None, headers: Mapping[str, str], service: str | No
     words, logger = _LastWords(), logging.getLogger("opentelemetry")
     logger.handlers, logger.propagate = [words], False
     sends = OTLPSpanExporter(endpoint=endpoint, headers=dict(headers) or None)
-    resource = _resource(service)
+    resource = _resource(service, known().version)
 
     def export(batch: Sequence[Finished]) -> str:
         words.text = ""
@@ -66,9 +64,9 @@ def exporter(endpoint: str | None, headers: Mapping[str, str], service: str | No
     return export, sends.shutdown
 
 
-def _resource(service: str | None) -> Resource:
+def _resource(service: str | None, version: str) -> Resource:
     said = service or environ.get("OTEL_SERVICE_NAME") or ""
-    resource = Resource.create({SERVICE_VERSION: __version__, **({SERVICE_NAME: said} if said else {})})
+    resource = Resource.create({SERVICE_VERSION: version, **({SERVICE_NAME: said} if said else {})})
     if str(resource.attributes[SERVICE_NAME]).startswith("unknown_service"):
         resource = resource.merge(Resource({SERVICE_NAME: SERVICE}))
     return resource
@@ -80,7 +78,7 @@ def _resource(service: str | None) -> Resource:
 def spans(finished: Finished, resource: Resource, known: Known) -> Iterator[ReadableSpan]:
     """All of one request, its own first."""
     state = TraceState.from_header([finished.state]) if finished.state else TraceState()
-    trace_id, zero_ns = finished.trace_id, finished.zero_ns
+    trace_id, zero_ns, scope = finished.trace_id, finished.zero_ns, InstrumentationScope("sluicegate", known.version)
     own = SpanContext(trace_id, finished.span_id, False, _SAMPLED, state)
     above = SpanContext(trace_id, finished.parent_id, True, _SAMPLED, state) if finished.parent_id else None
 
@@ -97,7 +95,7 @@ def spans(finished: Finished, resource: Resource, known: Known) -> Iterator[Read
             status=status,
             start_time=start_ns,
             end_time=max(start_ns, zero_ns + int(until_s * 1e9)),
-            instrumentation_scope=_SCOPE,
+            instrumentation_scope=scope,
         )
 
     unset = Status()

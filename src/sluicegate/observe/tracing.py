@@ -32,8 +32,9 @@ class Upstream(msgspec.Struct, frozen=True):
 
 
 class Known(msgspec.Struct, frozen=True):
-    """What is known where spans are made. upstreams: by the provider's name; rules: what is masked in prompts."""
+    """What is known where spans are made. version: ours; upstreams: by the provider's name; rules: what is masked in prompts."""
 
+    version: str
     upstreams: Mapping[str, Upstream]
     rules: Sequence[Rule] = ()
 

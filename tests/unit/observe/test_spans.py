@@ -48,7 +48,7 @@ def finished(*calls: Called, parent_id: int = 0, state: str = "", steps: tuple[S
 
 
 def made(one: Finished) -> list[ReadableSpan]:
-    return list(spans.spans(one, Resource({}), Known(UPSTREAMS, rules_of([("STAFF", "E-[0-9]{4}")]))))
+    return list(spans.spans(one, Resource({}), Known("1.2.3", UPSTREAMS, rules_of([("STAFF", "E-[0-9]{4}")]))))
 
 
 def attributes(span: ReadableSpan) -> dict[str, Any]:
