@@ -5,7 +5,6 @@ identifier of another kind stay as they are.
 """
 
 import re
-from functools import lru_cache
 
 from sluicegate.core.masks import ENDS
 from sluicegate.core.matching import Rule
@@ -13,7 +12,8 @@ from sluicegate.core.matching import Rule
 # Letters of the scripts of Europe: those of others are often written without a space between an address and what precedes it.
 _LETTERS = r"A-Za-z0-9\u00c0-\u02af\u0370-\u0523"
 _LOCAL_MAX = 64  # RFC 5321, 4.5.3.1.1
-_local = re.compile(rf"[{_LETTERS}_.!#$%&'*+/=?^`{{|}}~-]{{1,{_LOCAL_MAX}}}").match
+_MARKS = r"_.!#$%'*+~-"  # and what else is allowed in an address and stands in front of it more often: = / ? &
+_local = re.compile(rf"[{_LETTERS}{_MARKS}]{{0,{_LOCAL_MAX - 1}}}[{_LETTERS}_]").match  # from its end to its beginning
 _DOMAIN = rf"(?:[{_LETTERS}_-]{{1,63}}\.){{1,6}}(?:xn--[A-Za-z0-9-]{{2,59}}|[A-Za-z\u00c0-\u02af\u0370-\u0523]{{2,24}})(?![A-Za-z0-9])"
 
 
@@ -22,48 +22,51 @@ def _number(first: str) -> str:
     return first + rf"(?<![A-Za-z0-9_.]{first})(?<![A-Z]\]{first})"
 
 
-def _address(found: "re.Match[str]") -> tuple[int, int]:
+def _address(found: "re.Match[str]") -> tuple[int, int] | None:
     """What precedes the sign belongs to it as far as it can."""
     at, text = found.start(), found.string
     before = _local(text[at - 1 : at - _LOCAL_MAX - 1 if at > _LOCAL_MAX else None : -1])
-    assert before is not None
-    return at - before.end(), found.end()
+    return (at - before.end(), found.end()) if before is not None else None
 
 
 # -- cards: ISO/IEC 7812 ----------------------------------------------------------------------------------------------------------------------
 
 _GAP = r"[ \-\u00a0\u2009\u202f]"
+_FOUR = "[0-9][0-9][0-9][0-9]"
 _CARD = re.compile(
-    _number("[2-6]")
-    + rf"(?=([0-9]{{3}}(?:({_GAP})[0-9]{{4}}\2[0-9]{{4}}\2[0-9]{{4}}(?:\2[0-9]{{1,3}})?|{_GAP}[0-9]{{6}}{_GAP}[0-9]{{4,5}}|[0-9]{{9,15}})){ENDS})"
+    rf"({_number('[2-6]')}[0-9][0-9][0-9])(?=({_GAP})({_FOUR})\2({_FOUR})\2({_FOUR})(?:\2([0-9]{{1,3}}){ENDS}|{ENDS}))"  # with up to 19 digits
 )
+_UNGROUPED_CARD = re.compile(rf"{_number('[2-6]')}[0-9]{{3}}(?=([0-9]{{9,15}}{ENDS}|{_GAP}[0-9]{{6}}{_GAP}[0-9]{{4,5}}{ENDS}))")
 _GAPS = str.maketrans(dict.fromkeys(" -\u00a0\u2009\u202f"))
 
 
-@lru_cache(1)
-def _luhn() -> dict[str, int]:
+def _digits_add_up() -> dict[str, int]:
     """What four digits add to the sum of a number whose last digit is one of theirs, or four, eight, ... places behind."""
     twice = [sum(divmod(2 * digit, 10)) for digit in range(10)]
     return {f"{n:04}": twice[n // 1000] + n // 100 % 10 + twice[n // 10 % 10] + n % 10 for n in range(10_000)}
 
 
+_SUMS = _digits_add_up()
+
+
 def _sums_up(digits: str) -> bool:
-    sums, padded = _luhn(), digits.zfill(20)
-    return (sums[padded[:4]] + sums[padded[4:8]] + sums[padded[8:12]] + sums[padded[12:16]] + sums[padded[16:]]) % 10 == 0
+    padded = digits.zfill(20)
+    return (_SUMS[padded[:4]] + _SUMS[padded[4:8]] + _SUMS[padded[8:12]] + _SUMS[padded[12:16]] + _SUMS[padded[16:]]) % 10 == 0
 
 
 def _card(found: "re.Match[str]") -> tuple[int, int] | None:
+    first, _, second, third, fourth, more = found.groups()
+    start = found.start()
+    if more is not None and _sums_up(first + second + third + fourth + more):
+        return start, start + 20 + len(more)
+    if (_SUMS[first] + _SUMS[second] + _SUMS[third] + _SUMS[fourth]) % 10:
+        return None
+    return start, start + 19  # what is behind it is something else
+
+
+def _ungrouped_card(found: "re.Match[str]") -> tuple[int, int] | None:
     start, end = found.start(), found.end(1)
-    text = found.string
-    if found[2] is None:
-        written = text[start:end]
-        digits = written if written.isdigit() else written.translate(_GAPS)
-        return (start, end) if len(digits) >= 13 and _sums_up(digits) else None
-    if end > start + 19 and _sums_up(text[start:end].translate(_GAPS)):
-        return start, end
-    sums, second, third, fourth = _luhn(), start + 5, start + 10, start + 15  # what is behind may be something else
-    total = sums[text[start : start + 4]] + sums[text[second : second + 4]] + sums[text[third : third + 4]] + sums[text[fourth : fourth + 4]]
-    return (start, start + 19) if total % 10 == 0 else None
+    return (start, end) if _sums_up(found.string[start:end].translate(_GAPS)) else None
 
 
 # -- accounts: ISO 13616, lengths by the registry at https://www.swift.com/standards/data-standards/iban-international-bank-account-number ------
@@ -74,32 +77,33 @@ _LENGTHS = {
     24: "AD CZ ES MD PK RO SA SE SK TN VG", 25: "LY PT ST", 26: "IS TR", 27: "BI DJ FR GR IT MC MR SM",
     28: "AL AZ BY CY DO GT HN HU LB NI PL SV", 29: "BR EG PS QA UA", 30: "JO KW MU YE", 31: "MT SC", 32: "LC", 33: "RU",
 }  # fmt: skip
-_LENGTH_OF = {country: length for length, countries in _LENGTHS.items() for country in countries.split()}
+# By country: characters, and its letters as the digits that the check takes them for.
+_COUNTRIES = {one: (length, "".join(str(ord(letter) - 55) for letter in one)) for length, all_ in _LENGTHS.items() for one in all_.split()}
+_VALUES = {ord(written): str(ord(letter) - 55) for letter in "ABCDEFGHIJKLMNOPQRSTUVWXYZ" for written in (letter, letter.lower())}
 # A country, two check digits, and beginnings of account numbers as there are: none looks like the beginning of another, so that few are tried.
 _IBAN = re.compile(
-    r"[A-Z](?<![A-Za-z0-9_][A-Z])(?<![A-Z]\][A-Z])[A-Z][0-9]{2}"
-    rf"(?:(?={_GAP}(?:[0-9]{{3}}[A-Z0-9]|[A-Z]{{4}}|[A-Z][0-9]{{3}}|[A-Z]{{2}}[0-9]{{2}}{_GAP}[0-9])[A-Z0-9]*{_GAP}[A-Z0-9]{{4}})|(?=[A-Z0-9]{{11}}))"
+    r"([A-Z](?<![A-Za-z0-9_][A-Z])(?<![A-Z]\][A-Z])[A-Z])([0-9]{2})"
+    rf"(?=({_GAP})(?:[0-9]{{3}}[A-Z0-9]|[A-Z]{{4}}|[A-Z][0-9]{{3}}|[A-Z]{{2}}[0-9]{{2}}{_GAP}[0-9])[A-Z0-9]*{_GAP}[A-Z0-9]{{4}}|[A-Z0-9]{{11}})"
 )
-_CODES = {country: "".join(str(ord(letter) - 55) for letter in country) for country in _LENGTH_OF}
-_VALUES = {ord(letter): str(ord(letter) - 55) for letter in "ABCDEFGHIJKLMNOPQRSTUVWXYZ"}
 _ends = re.compile(ENDS).match
 
 
 def _account(found: "re.Match[str]") -> tuple[int, int] | None:
+    country, check, gap = found.groups()
+    known = _COUNTRIES.get(country)
+    if known is None:
+        return None
+    length, digits = known
     start, text = found.start(), found.string
-    country = text[start : start + 2]
-    length = _LENGTH_OF.get(country)
-    if length is None:
+    if gap is None:
+        end = start + length
+        account = text[start + 4 : end]
+    else:
+        end = start + length + (length - 1) // 4
+        account = text[start + 5 : end].replace(gap, "")
+    if len(account) != length - 4 or not account.isascii() or not account.isalnum() or _ends(text, end) is None:
         return None
-    gap = text[start + 4]
-    end = start + length + (0 if gap.isalnum() else (length - 1) // 4)
-    if end > len(text) or _ends(text, end) is None:
-        return None
-    account = text[start + 4 : end] if gap.isalnum() else text[start + 5 : end].replace(gap, "")
-    if len(account) != length - 4 or not account.isascii() or not account.isalnum():
-        return None
-    number = (account if account.isdigit() else account.translate(_VALUES)) + _CODES[country] + text[start + 2 : start + 4]
-    return (start, end) if number.isdigit() and int(number) % 97 == 1 else None
+    return (start, end) if int(account.translate(_VALUES) + digits + check) % 97 == 1 else None
 
 
 # -- machines ---------------------------------------------------------------------------------------------------------------------------------
@@ -112,10 +116,11 @@ _V4 = rf"{_OCTET}(?:\.{_OCTET}){{3}}"
 _V6_FIRST = r"[0-9A-Fa-f](?<![A-Za-z0-9_:.][0-9A-Fa-f])(?<![A-Z]\][0-9A-Fa-f])[0-9A-Fa-f]{0,3}"
 _V6_ENDS = rf"{ENDS}(?!:)(?!\.[0-9])"
 _IPV6 = re.compile(rf"{_V6_FIRST}:(?:{_HEX}:){{5}}(?:{_HEX}:{_HEX}|{_V4}){_V6_ENDS}")
-_SHORT_IPV6 = re.compile(
-    rf"(?:{_V6_FIRST}(?::{_HEX}){{0,6}}+:|:(?<![A-Za-z0-9_:.]:)(?<![A-Z]\]:)):(?:(?:{_HEX}:){{0,5}}{_V4}|{_HEX}(?::{_HEX}){{0,6}}|){_V6_ENDS}"
-)
 _SHORTEST = 4  # hexadecimal digits of an address with a gap: with fewer, `1::2` may be of any programming language
+_SHORT_IPV6 = re.compile(
+    rf"(?=(?::{{0,2}}[0-9A-Fa-f]){{{_SHORTEST}}})(?:{_V6_FIRST}(?::{_HEX}){{0,6}}+:|:(?<![A-Za-z0-9_:.]:)(?<![A-Z]\]:)):"
+    rf"(?:(?:{_HEX}:){{0,5}}{_V4}|{_HEX}(?::{_HEX}){{0,6}}|){_V6_ENDS}"
+)
 
 
 def _octets(found: "re.Match[str]") -> tuple[int, int] | None:
@@ -125,8 +130,6 @@ def _octets(found: "re.Match[str]") -> tuple[int, int] | None:
 def _short(found: "re.Match[str]") -> tuple[int, int] | None:
     """An address with a gap: not two words that a language puts colons between."""
     written = found[0]
-    if len(written) - written.count(":") < _SHORTEST:
-        return None
     groups = [group for group in written.split(":") if group]
     return found.span() if len(groups) + ("." in written) <= 7 and not "".join(groups).isalpha() else None
 
@@ -142,10 +145,11 @@ _AMERICAN = re.compile(
 )
 
 PERSONAL = (
-    Rule("EMAIL", re.compile(rf"@(?<=[{_LETTERS}_.!#$%&'*+/=?^`{{|}}~-]@){_DOMAIN}"), ("@",), _address, before=_LOCAL_MAX + 1),
+    Rule("EMAIL", re.compile(rf"@(?<=[{_LETTERS}{_MARKS}]@){_DOMAIN}"), ("@",), _address, before=_LOCAL_MAX + 1),
     Rule("EMAIL", re.compile(rf"%40(?<=[{_LETTERS}_.+-]%40){_DOMAIN}"), ("%40",), _address, before=_LOCAL_MAX + 1),
     Rule("IBAN", _IBAN, (), _account),
     Rule("CARD", _CARD, (), _card),
+    Rule("CARD", _UNGROUPED_CARD, (), _ungrouped_card),
     Rule("IP", _IPV4, (".",), _octets),
     Rule("IP", _IPV6, (":",)),
     Rule("IP", _SHORT_IPV6, ("::",), _short),

@@ -1,0 +1,105 @@
+"""Texts without what rules find in them: the same whatever the slices are, the same when done twice, in a time that is linear in the text."""
+
+import re
+import time
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from sluicegate.core.matching import REACH, SLICE, Rule, masked, run_of, slices, whole
+from sluicegate.core.redact import BUILT_IN, rules_of
+from support_hostile import HARMLESS, HOSTILE, JWT, KEY, PEM, SECRETS
+
+PIECES = st.sampled_from(
+    [text for _, text in SECRETS] + list(HARMLESS) + [*HOSTILE, KEY * 20, JWT + "x" * 900, "x" * 500, "4111 " * 30, "@", "+49", "/"]
+)
+TEXTS = st.lists(st.one_of(PIECES, st.text(max_size=5), st.sampled_from(["", " ", "\n", ".", ", ", '"', "="])), max_size=30).map("".join)
+RULES = rules_of([("STAFF", r"\bE-[0-9]{3,6}\b"), ("WORD", "[a-z]{2,5}x")])
+
+
+def sliced(text: str, size: int) -> str:
+    return "".join(slices(text, RULES, size))
+
+
+@settings(max_examples=150, deadline=None)
+@given(TEXTS, st.integers(1, 700))
+@example("sk-" + "a" * 5_000 + " b", 1)
+@example(PEM * 2 + "?", 3)
+@example("4111 " * 900 + "x", 88)
+@example("a@b.co" * 500, 17)
+def test_slices_change_nothing(text: str, step: int) -> None:
+    """However a text is cut into slices, the same is masked."""
+    assert sliced(text, REACH + step) == masked(text, RULES) == sliced(text, 10**6)
+
+
+@settings(max_examples=150, deadline=None)
+@given(TEXTS)
+@example("a" * 16 + "4111111111111111" + "a" * 64 + "@b.co")
+@example("bob@example.com+4915123456789")
+@example("-----BEGIN PRIVATE KEY----- ab bob@example.com!")
+def test_what_is_masked_is_masked(text: str) -> None:
+    """Masking what is masked changes nothing."""
+    once = masked(text, BUILT_IN)
+    assert masked(once, BUILT_IN) == once
+
+
+@settings(max_examples=50, deadline=None)
+@given(TEXTS)
+def test_what_is_not_masked_stays(text: str) -> None:
+    """Between masks there is nothing but what was there, in its order."""
+    parts = re.split(r"\[[A-Z_]+\]", masked(text, BUILT_IN))
+    place = 0
+    for part in parts:
+        place = text.find(part, place)
+        assert place >= 0
+        place += len(part)
+
+
+@pytest.mark.parametrize("unit", HOSTILE)
+def test_time_is_linear_on_hostile_text(unit: str) -> None:
+    """A slice eight times as long takes eight times as long: the same text in fewer slices takes no longer, whatever it is made of."""
+    text = (unit * (16_384 // len(unit) + 1))[:16_384]
+
+    def seconds(size: int) -> float:
+        found = []
+        for _ in range(3):
+            began = time.process_time()
+            for _ in slices(text, BUILT_IN, size):
+                pass
+            found.append(time.process_time() - began)
+        return min(found)
+
+    assert seconds(20_000) < 3 * seconds(2_048) + 0.005
+
+
+def test_a_step_is_a_slice() -> None:
+    """Each step looks at no more than a slice, of which the last part is looked at again."""
+    looked: list[tuple[int, int]] = []
+
+    class Spy:
+        def finditer(self, text: str, start: int, end: int) -> list[object]:
+            looked.append((start, end))
+            return []
+
+    text = "x" * 50_000
+    assert masked(text, [Rule("X", Spy())]) == text
+    assert max(end - start for start, end in looked) == SLICE
+    assert [start for start, _ in looked[1:]] == [end - REACH for _, end in looked[:-1]]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("abc", "[AB]"), ("xbcd", "x[BC]d"), ("abab", "[AB][AB]"), ("abcx", "[AB]x"), ("bcab", "[BC][AB]"), ("", "")],
+)
+def test_overlapping(text: str, expected: str) -> None:
+    """Of what overlaps, one mask stands for all; what only touches has two."""
+    assert masked(text, [Rule("BC", re.compile("bc")), Rule("AB", re.compile("ab"))]) == expected
+
+
+def test_two_that_go_on() -> None:
+    """Where two secrets of any length overlap, the mask goes on to the end of the longer one, in whichever slice that is."""
+    rules = [Rule("A", re.compile("a!"), check=whole, rest=run_of("xyz!a")), Rule("Z", re.compile("z!"), check=whole, rest=run_of("xz!q"))]
+    text = "..a!" + "x" * 2_000 + "z!" + "x" * 2_000 + "q" * 3_000 + "a."
+    for size in (REACH + 1, 900, 4_096, 10**6):
+        assert "".join(slices(text, rules, size)) == "..[A]a."

@@ -1,0 +1,70 @@
+"""What is masked in a prompt, and what is not."""
+
+import pytest
+
+from sluicegate.core.matching import masked
+from sluicegate.core.redact import BUILT_IN
+from support_hostile import HARMLESS, JWT, PEM, SECRETS
+
+
+@pytest.mark.parametrize(("name", "secret"), SECRETS)
+@pytest.mark.parametrize(("before", "behind"), [("", ""), ("It is ", ", see there."), ('{"x": "', '"}'), ("<", ">"), ("=", "\n"), ("邮箱是", "。")])
+def test_what_is_masked(name: str, secret: str, before: str, behind: str) -> None:
+    """Each has its mask, whatever it stands between, and nothing of it stays."""
+    assert masked(before + secret + behind, BUILT_IN) == f"{before}[{name}]{behind}"
+
+
+@pytest.mark.parametrize("text", HARMLESS)
+def test_what_is_not(text: str) -> None:
+    """Versions, times, words, sums, and numbers whose check digits are wrong stay as they are."""
+    assert masked(text, BUILT_IN) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("AWS_SECRET_ACCESS_KEY=wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY;", "AWS_SECRET_ACCESS_KEY=[AWS_KEY];"),
+        ('"SecretAccessKey": "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"', '"SecretAccessKey": "[AWS_KEY]"'),
+        ("AKIAIOSFODNN7EXAMPLE,wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY", "[AWS_KEY],[AWS_KEY]"),
+        ("sha1 2fd4e1c67a2d28fced849ee1bb76e7391b93eb12", "sha1 2fd4e1c67a2d28fced849ee1bb76e7391b93eb12"),
+    ],
+)
+def test_secrets_of_aws_are_known_by_what_is_beside_them(text: str, expected: str) -> None:
+    """Forty characters are a secret where they are called one, or stand behind the id of a key."""
+    assert masked(text, BUILT_IN) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("4111 1111 1111 1111 12/27 123", "[CARD] 12/27 123"),
+        ("1234 4111 1111 1111 1111 123", "1234 [CARD] 123"),
+        ("4111 1111 1111 1111 5555 5555 5555 4444", "[CARD] [CARD]"),
+        ("DE89 3704 0044 0532 0130 00 COBADEFF", "[IBAN] COBADEFF"),
+        ("http://10.0.0.1:8080/x?ip=10.0.0.2.", "http://[IP]:8080/x?ip=[IP]."),
+        ("[2001:db8::1]:443", "[[IP]]:443"),
+        ("a@b.co@c.de", "[EMAIL]"),
+        ("https://u:sk-abcdefghijklmnopqrst@example.com/", "https://u:[API_KEY]/"),
+        ("\\nsk-abcdefghijklmnopqrst", "\\n[API_KEY]"),
+        ("%20sk-abcdefghijklmnopqrst", "%20[API_KEY]"),
+        ("tel:+4915123456789;x", "tel:[PHONE];x"),
+        (f"token {JWT}x{'y' * 3_000} end", "token [JWT] end"),
+    ],
+)
+def test_neighbours(text: str, expected: str) -> None:
+    """What stands beside it neither hides it nor is taken with it."""
+    assert masked(text, BUILT_IN) == expected
+
+
+@pytest.mark.parametrize("block", ["RSA PRIVATE KEY", "EC PRIVATE KEY", "OPENSSH PRIVATE KEY", "ENCRYPTED PRIVATE KEY", "PGP PRIVATE KEY BLOCK"])
+def test_blocks_of_any_length(block: str) -> None:
+    """A private key is masked from its beginning to its end, however long it is; without an end, up to what cannot be part of one."""
+    body = "Proc-Type: 4,ENCRYPTED\n\n" + "MIIEowIBAAKCAQEA1c7+9z5Pad7OejecsQ0bu3aumHUQ/kzQ\r\n" * 400
+    assert masked(f"a\n-----BEGIN {block}-----\n{body}-----END {block}-----\nb", BUILT_IN) == "a\n[PRIVATE_KEY]\nb"
+    assert masked(f"a\n-----BEGIN {block}-----\n{body}; b", BUILT_IN) == "a\n[PRIVATE_KEY]; b"
+    assert masked(f"a\n-----BEGIN {block}-----\n{body}", BUILT_IN) == "a\n[PRIVATE_KEY]"
+
+
+def test_two_blocks() -> None:
+    """What stands between two private keys stays."""
+    assert masked(f"{PEM}\nand\n{PEM}", BUILT_IN) == "[PRIVATE_KEY]\nand\n[PRIVATE_KEY]"
