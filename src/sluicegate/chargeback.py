@@ -17,13 +17,13 @@ COLUMNS = {
     "cached": "cached_tokens",
     "output tokens": "output_tokens",
 }
-HEADS = (*COLUMNS, "USD", "p50 ms", "p95 ms")
+HEADS = (*COLUMNS, "USD", "saved USD", "p50 ms", "p95 ms")
 
 
 def cells(figures: Figures) -> list[str]:
     """By HEADS. Money is exact."""
-    usd = f"{figures.cost_nano_usd // 10**9}.{figures.cost_nano_usd % 10**9:09d}"
-    return [*(str(getattr(figures, field)) for field in COLUMNS.values()), usd, _ms(figures.p50_us), _ms(figures.p95_us)]
+    money = _usd(figures.cost_nano_usd), _usd(figures.saved_nano_usd)
+    return [*(str(getattr(figures, field)) for field in COLUMNS.values()), *money, _ms(figures.p50_us), _ms(figures.p95_us)]
 
 
 def as_csv(names: Sequence[str], groups: Sequence[Group]) -> str:
@@ -34,6 +34,10 @@ def as_csv(names: Sequence[str], groups: Sequence[Group]) -> str:
     for group in groups:
         out.writerow([*(_cell(group.group[name]) for name in names), *cells(group.figures)])
     return text.getvalue()
+
+
+def _usd(nano_usd: int) -> str:
+    return f"{nano_usd // 10**9}.{nano_usd % 10**9:09d}"
 
 
 def _ms(latency_us: int | None) -> str:

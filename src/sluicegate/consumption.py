@@ -7,7 +7,7 @@ How it fails: it says why (`Unknown`). The limits of a key are the ledger's and 
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import msgspec
 
@@ -20,6 +20,7 @@ from sluicegate.records.store import Records
 ANSWER_S = 1.0
 ADMINISTRATORS_S = 30.0
 GROUPS_MAX = 100_000
+BELOW_MAX = 1_000  # sub-keys of a key that are looked up one by one
 _DAY, _MONTH = Calendar("day"), Calendar("month")
 
 
@@ -49,7 +50,7 @@ class Use(msgspec.Struct, frozen=True):
 
 
 class Consumption(msgspec.Struct, frozen=True):
-    """Of one key, in days and months of UTC. What came in the last second may not be there yet."""
+    """Of one key and all below it, in days and months of UTC. What came in the last second may not be there yet."""
 
     today: Use
     month: Use
@@ -58,11 +59,12 @@ class Consumption(msgspec.Struct, frozen=True):
 class Asking:
     """Of one worker."""
 
-    def __init__(self, url: str, time_ms: Callable[[], int]) -> None:
-        """url: of the records."""
+    def __init__(self, url: str, time_ms: Callable[[], int], below: Callable[[str, int], Awaitable[list[str]]]) -> None:
+        """url: of the records. below: a key's sub-keys, so many at most."""
         self.records = Records(url, ADMINISTRATORS_S)
         self._brief = Records(url, ANSWER_S)
         self._time_ms = time_ms
+        self._below = below
 
     async def of_key(self, key_id: str) -> Consumption:
         """Raises Unknown, after ANSWER_S at most."""
@@ -70,7 +72,9 @@ class Asking:
         today, month = span(_DAY, now_ms), span(_MONTH, now_ms)
         try:
             async with asyncio.timeout(ANSWER_S):
-                question = Question(("day", "model"), {"key": [key_id]}, month.start_ms, today.end_ms)
+                below = await self._below(key_id, BELOW_MAX + 1)
+                filters = {"key": [key_id, *below]} if len(below) <= BELOW_MAX else {"scope": [key_id]}
+                question = Question(("day", "model"), filters, month.start_ms, today.end_ms)
                 found = (await self._brief.usage(question, GROUPS_MAX)).groups
         except (RecordsUnavailable, TimeoutError):
             raise Unknown("the records do not answer") from None

@@ -121,6 +121,10 @@ class Directory:
             return self.current.by_id[key_id]
         return next((entry.key for entry in self._entries.values() if entry.key.id == key_id), None)
 
+    async def below(self, key_id: str, limit: int) -> list[str]:
+        """Ids of all keys that were ever made below one, that many at most. Raises RecordsUnavailable."""
+        return await self.store.call(partial(tables.keys_below, key_id=key_id, limit=limit), reading=True)
+
     async def look_up(self, key_id: str) -> Key | None:
         """The same, whether this worker knows it or not; its limits count what was used. Raises RecordsUnavailable."""
         current = self.current

@@ -128,7 +128,7 @@ async def test_what_the_searches_could_cost_must_be_there(tmp_path: Path) -> Non
     fits = 3 * 1000 * 1000 + 2 * FEE_NANO_USD + 20 * 2000
     async with gateway(tmp_path, f"${fits / 1e9:.9f}/day") as (bench, upstream):
         upstream.answer = response()
-        assert told(await ask(bench, max_tool_calls=3)) == (402, "request_too_large", None)
+        assert told(await ask(bench, max_tool_calls=3)) == (400, "request_too_large", None)
         assert told(await ask(bench, max_tool_calls=2)) == (200, "200", None)
         assert (await bench.usage())["key key usd/day"]["held"] == 0
 

@@ -136,7 +136,10 @@ def test_a_report_of_records_and_of_the_log(tmp_path: Path) -> None:
     an_hour_ago = datetime.now(ZoneInfo("Asia/Kathmandu")) - timedelta(hours=1)
     for since in (an_hour_ago.isoformat(), f"{an_hour_ago:%Y-%m-%dT%H:%M:%S}"):  # with its offset, and as the zone's
         assert json.loads(report(tmp_path, "--since", since, "--tz", "Asia/Kathmandu", "--format", "json"))["total"]["requests"] == 6
-    for options in (["--by", "colour"], ["--since", "yesterday"], ["--tz", "Nowhere"]):
+    chosen = ["--key", "acme/team/@k", "--key", "acme/team/@r", "--status", "200", "--tenant", "acme", "--format", "json"]
+    assert json.loads(report(tmp_path, *chosen))["total"]["requests"] == 3
+    assert report(tmp_path, *chosen, "--log", str(log)) == report(tmp_path, *chosen)
+    for options in (["--by", "colour"], ["--since", "yesterday"], ["--tz", "Nowhere"], ["--tag", "app"]):
         with pytest.raises(subprocess.CalledProcessError) as failed:
             report(tmp_path, *options)
         assert failed.value.returncode == 2 and options[0] in failed.value.stderr

@@ -60,6 +60,7 @@ class Sums(Answer):
     output_tokens: int
     reasoning_tokens: int
     cost_usd: float
+    saved_usd: float
     p50_ms: float | None
     p95_ms: float | None
 
@@ -78,7 +79,8 @@ class UsageList(Listing[UsageGroup]):
 
 def _figures(figures: Figures) -> dict[str, Any]:
     named = {name: getattr(figures, name) for name in Figures.__struct_fields__ if name in Sums.model_fields}
-    return named | {"cost_usd": figures.cost_nano_usd / 1e9, "p50_ms": _thousandth(figures.p50_us), "p95_ms": _thousandth(figures.p95_us)}
+    money = {"cost_usd": figures.cost_nano_usd / 1e9, "saved_usd": figures.saved_nano_usd / 1e9}
+    return {**named, **money, "p50_ms": _thousandth(figures.p50_us), "p95_ms": _thousandth(figures.p95_us)}
 
 
 def _thousandth(amount: int | None) -> float | None:
@@ -157,6 +159,7 @@ class RequestRow(Answer):
     cost_usd: float
     cost_source: str
     cache: str
+    saved_usd: float
     held: int
     latency_ms: float
     first_byte_ms: float
@@ -167,6 +170,8 @@ class RequestRow(Answer):
     tags: dict[str, str]
     client_id: str
     shadow: str
+    rules: str
+    trace_id: str
     ended: bool
 
 
@@ -211,7 +216,7 @@ def _row(row: Mapping[str, Any]) -> dict[str, Any]:
     told |= {name: bool(row[name]) for name in ("stream", "fell_back", "client_gone", "ended")}
     told |= {f"{name}_ms": row[f"{name}_us"] / 1000 for name in ("latency", "first_byte", "overhead", "waited")}
     told |= {"id": row["request_id"], "time": iso(row["time_ms"]), "key": row["key_id"], "user": row["client_user"]}
-    return told | {"tags": read_tags(row["tags"]), "cost_usd": row["cost_nano_usd"] / 1e9}
+    return told | {"tags": read_tags(row["tags"]), "cost_usd": row["cost_nano_usd"] / 1e9, "saved_usd": row["saved_nano_usd"] / 1e9}
 
 
 def _tried(attempt: Mapping[str, Any]) -> Tried:

@@ -16,7 +16,8 @@ from rich.table import Table
 from sluicegate.chargeback import HEADS, as_csv, cells
 from sluicegate.cli.console import DEFAULT_CONFIG, ConfigFile, EnvFile, InputError, console, loaded
 from sluicegate.core.record import Record
-from sluicegate.records.queries import Group, Question, Sums, Usage
+from sluicegate.records.fitting import fits
+from sluicegate.records.queries import TAG, Group, Question, Sums, Usage
 from sluicegate.records.store import Records
 
 BUILD_TIMEOUT_S = 3_600.0  # of one day's rows
@@ -40,8 +41,23 @@ Zone = Annotated[str, typer.Option("--tz", metavar="ZONE", help="Of days, hours 
 Log = Annotated[Path | None, typer.Option("--log", metavar="FILE", help="A log of requests (`log: {access: json}`) instead; - for standard input.")]
 
 
+Names = Annotated[list[str] | None, typer.Option(metavar="NAME", help="That one alone; given several times, any of them. All filters must fit.")]
+Tenants = Annotated[list[str] | None, typer.Option(metavar="PATH", help="It and all below it.")]
+Labels = Annotated[list[str] | None, typer.Option(metavar="TEXT", help="The end user, as requests name it.")]
+Tags = Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="Of `x-sluicegate-tags`.")]
+Statuses = Annotated[list[int] | None, typer.Option(metavar="STATUS", min=100, max=599, help="What clients were told.")]
+
+
 def report(
     by: By = "key,model",
+    tenant: Tenants = None,
+    key: Names = None,
+    model: Names = None,
+    deployment: Names = None,
+    provider: Names = None,
+    label: Labels = None,
+    tag: Tags = None,
+    status: Statuses = None,
     since: Since = "",
     until: Until = "",
     tz: Zone = "UTC",
@@ -53,7 +69,9 @@ def report(
     """Print who has used what: requests, 429s, errors, cache hits, fallbacks, tokens, cost, latencies."""
     names = tuple(name.strip() for name in by.split(",") if name.strip())
     zone = _zone(tz)
-    question = Question(names, {}, _time_ms("--since", since, zone), _time_ms("--until", until, zone), tz)
+    named = {"tenant": tenant, "key": key, "model": model, "deployment": deployment, "provider": provider, "label": label}
+    filters = {**{name: values for name, values in named.items() if values}, **_outcomes(tag or (), status or ())}
+    question = Question(names, filters, _time_ms("--since", since, zone), _time_ms("--until", until, zone), tz)
     try:
         sums = Sums(names, tz)
     except ValueError as error:
@@ -93,6 +111,17 @@ async def _ask(url: str, question: Question) -> Usage:
         await records.close()
 
 
+def _outcomes(tags: Sequence[str], statuses: Sequence[int]) -> dict[str, list[str]]:
+    """The filters that are not names."""
+    found: dict[str, list[str]] = {"status": [str(status) for status in statuses]} if statuses else {}
+    for tag in tags:
+        name, equals, value = tag.partition("=")
+        if not (name and equals) or "," in tag:
+            raise InputError(f"--tag: {tag!r} is no tag such as app=search")
+        found.setdefault(TAG + name, []).append(value)
+    return found
+
+
 def _zone(name: str) -> ZoneInfo:
     try:
         return ZoneInfo(name)
@@ -120,7 +149,7 @@ def _read_log(file: Path, question: Question, sums: Sums) -> None:
                 record = decode(line)
             except msgspec.DecodeError:
                 continue
-            if record.key_id and record.time_ms >= question.start_ms and (not question.end_ms or record.time_ms < question.end_ms):
+            if fits(record, question):
                 sums.add_record(record)
 
 

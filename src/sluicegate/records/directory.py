@@ -199,6 +199,12 @@ def list_keys(
     return [(row, of[row.id]) for row in rows]
 
 
+def keys_below(connection: Connection, key_id: str, limit: int) -> list[str]:
+    """Ids of a key's sub-keys, also of those that were deleted: what they used is still its use."""
+    below = keys.c.id > key_id + "/@", keys.c.id < key_id + "/A"  # "A" is what follows on the at sign
+    return list(connection.execute(select(keys.c.id).where(*below).order_by(keys.c.id).limit(limit)).scalars())
+
+
 def list_tenants(connection: Connection, after: str, limit: int) -> list[TenantRow]:
     """Tenants by id."""
     return [_row(TenantRow, row) for row in connection.execute(select(tenants).where(tenants.c.id > after).order_by(tenants.c.id).limit(limit))]

@@ -67,6 +67,7 @@ class Figures(msgspec.Struct, frozen=True):
     output_tokens: int = 0
     reasoning_tokens: int = 0
     cost_nano_usd: int = 0
+    saved_nano_usd: int = 0  # by answers from the cache
     p50_us: int | None = None  # of answers
     p95_us: int | None = None
 
