@@ -18,11 +18,8 @@ from sluicegate.relay import Relay
 from sluicegate.trip import Attempt, Trip
 
 # Header lines of our own making: ids, numbers, and names that the configuration has checked. None can hold a control character.
-_IDS = b"\r\n%b: %b\r\nx-sluicegate-request-id: %b\r\nx-sluicegate-overhead-ms: %.2f"
-_ID = b"x-request-id"
-_ID_OF = {"anthropic_messages": b"request-id"}  # by the client's dialect: https://docs.anthropic.com/en/api/errors#request-id
-_ONLY_IDS = b"\r\n%b: %b\r\nx-sluicegate-request-id: %b"
-_ATTEMPTS = b"\r\nx-sluicegate-attempts: %b"
+_ID = "x-request-id"
+_ID_OF = {"anthropic_messages": "request-id"}  # by the client's dialect: https://docs.anthropic.com/en/api/errors#request-id
 _SERVED_BY = b"\r\nx-sluicegate-model: %b\r\nx-sluicegate-deployment: %b"
 _MAX_TOKENS = b"\r\nx-sluicegate-max-tokens: %d"
 _UNARY = b"\r\nx-sluicegate-cost-usd: %d.%09d\r\ncontent-type: application/json"
@@ -33,6 +30,8 @@ _REPLAYED = b"\r\nx-sluicegate-idempotent: replayed\r\nx-sluicegate-replay-of: %
 _CACHE = b"\r\nx-sluicegate-cache: %b"
 _AGE = b"\r\nage: %d\r\nx-sluicegate-cost-usd: 0.000000000"
 _JSON = b"\r\ncontent-type: application/json"
+
+_HUNDREDTHS = [f".{n:02d}" for n in range(100)]  # to format a float takes three times as long
 
 # Before the first event: a comment, with one line feed, as an empty line behind it is an event to some readers; and what Anthropic's clients know.
 _COMMENT = b": keep-alive\n"
@@ -52,9 +51,7 @@ def keep_alive(trip: Trip) -> None:
     who answers, what was tried, the overhead."""
     if not trip.status:
         trip.status = 200
-        request_id = trip.request_id.encode()
-        lines = _ONLY_IDS % (_ID_OF.get(trip.dialect.NAME, _ID), request_id, request_id)
-        trip.exchange.start(200, (), None, lines + _warning(trip) + _STREAM)
+        trip.exchange.start(200, (), None, _ids(trip).encode() + _warning(trip) + _STREAM)
     trip.exchange.write(_SIGNS_OF_LIFE.get(trip.dialect.NAME, _COMMENT))
 
 
@@ -176,11 +173,19 @@ def _break(trip: Trip, message: str, type_: str, code: str, extra: dict[str, obj
     trip.exchange.break_off(trip.dialect.write_stream_error(message, type_, code, extra or {"request_id": trip.request_id}))
 
 
+def _ids(trip: Trip) -> str:
+    request_id = trip.request_id
+    return f"\r\n{_ID_OF.get(trip.dialect.NAME, _ID)}: {request_id}\r\nx-sluicegate-request-id: {request_id}"
+
+
 def _common(trip: Trip, now: float) -> bytes:
-    request_id = trip.request_id.encode()
-    lines = _IDS % (_ID_OF.get(trip.dialect.NAME, _ID), request_id, request_id, trip.overhead_ms(now))
-    if trip.attempts:
-        lines += _ATTEMPTS % ",".join([f"{a.deployment.id}:{a.outcome}" for a in trip.attempts]).encode()
+    tried, hundredths = trip.attempts, int(trip.overhead_ms(now) * 100)
+    text = f"{_ids(trip)}\r\nx-sluicegate-overhead-ms: {hundredths // 100}{_HUNDREDTHS[hundredths % 100]}"
+    if tried:
+        text += f"\r\nx-sluicegate-attempts: {tried[0].deployment.id}:{tried[0].outcome}"
+        for attempt in tried[1:]:
+            text += f",{attempt.deployment.id}:{attempt.outcome}"
+    lines = text.encode()
     if trip.lookup is not None:
         lines += _CACHE % trip.lookup.told.encode()
     if trip.plan is not None and trip.reply is not None and trip.refset is not None:

@@ -109,7 +109,7 @@ class Caching:
 
     def _keep(self, lookup: Lookup, attempt: Attempt, body: bytes) -> str:
         cost = attempt.charge.cost_nano_usd if attempt.charge is not None else 0
-        entry = Entry(body, attempt.deployment.id, attempt.finish, cost, self._time_ms())
+        entry = Entry(body, attempt.deployment.id, attempt.finish(), cost, self._time_ms())
         self.store.put(lookup.key, entry, lookup.ttl_ms)
         return "kept"
 
@@ -148,7 +148,7 @@ def _not_to_be_kept(trip: Trip, lookup: Lookup, attempt: Attempt) -> str:
     """Why this answer is for this client alone; "" if it is not."""
     relay, request, usage = attempt.relay, trip.request, attempt.usage
     assert request is not None
-    if attempt.ended != "complete" or (relay is not None and relay.bad_events):
+    if attempt.ended() != "complete" or (relay is not None and relay.bad_events):
         return "incomplete"
     if lookup.copying is not None and lookup.copying.spoiled:
         return lookup.copying.spoiled
@@ -163,7 +163,7 @@ def _not_to_be_kept(trip: Trip, lookup: Lookup, attempt: Attempt) -> str:
 
 def _ending(attempt: Attempt, request: Request) -> str:
     """Why the end of an answer is not that of its model; "" if it is, or if it is at the cap that the client has set."""
-    finish = attempt.finish
+    finish = attempt.finish()
     if finish == "length":
         return "" if attempt.cap is None or attempt.cap == request.cap else "cut"
     return "" if finish in ENDS else "finish"

@@ -152,7 +152,7 @@ class Gateway:
                 self.caching.keep(trip, trip.lookup, answered)
             if answered.relay is not None and answered.meter is not None and answered.deployment.extend:
                 self.learned.saw_delta(answered.deployment, answered.meter.largest)
-            if answered.ended != "complete":
+            if answered.ended() != "complete":
                 answered.close()
             else:
                 self._learn(trip, answered)
@@ -353,9 +353,9 @@ class Gateway:
         if usage is None or plan is None or request is None or not request.shown:
             return
         if not attempt.deployment.visible:
-            self.learned.observe_later(attempt.figures, usage, plan.model, attempt.deployment, plan.key, attempt.cut_short)
+            self.learned.observe_later(attempt.figures, usage, plan.model, attempt.deployment, plan.key, attempt.cut_short())
         elif meter is not None and self.learned.observe(
-            attempt.figures, usage, meter, model=plan.model, deployment=attempt.deployment, key=plan.key, truncated=attempt.cut_short
+            attempt.figures, usage, meter, model=plan.model, deployment=attempt.deployment, key=plan.key, truncated=attempt.cut_short()
         ):
             self._notices.overrun(attempt.deployment.id)
 

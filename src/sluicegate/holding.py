@@ -322,7 +322,7 @@ class Holding:
         record = trip.record(self._clock()) if last else None
         self._end(attempt.held, charge, requests, record, self._spent(trip, attempt, charge, requests))
         if attempt.at_deployment is not None:
-            self._end(attempt.at_deployment, charge, int(attempt.written))
+            self._end(attempt.at_deployment, charge, int(attempt.written()))
         trip.standing = None
         if trace is not None:
             trace.step("settle", since_s, self._clock(), cost_usd=charge.cost_nano_usd / 1e9, source=charge.source)
@@ -357,7 +357,7 @@ class Holding:
         if own is not None:
             spent = self._spent(trip, attempt, NOTHING, 0)
             attempt.at_deployment = None
-            self._end(own, NOTHING, int(attempt.written), None, spent)
+            self._end(own, NOTHING, int(attempt.written()), None, spent)
 
     def _end(self, held: Held, charge: Charge, requests: int, record: Record | None = None, spent: Spent | None = None) -> None:
         if held.refset is not None:
@@ -373,7 +373,7 @@ class Holding:
 
     def _spent(self, trip: Trip, attempt: Attempt, charge: Charge, requests: int) -> Spent | None:
         """What one attempt adds to the usage."""
-        plan, written, own = trip.plan, attempt.written, attempt.at_deployment
+        plan, written, own = trip.plan, attempt.written(), attempt.at_deployment
         if plan is None or not (requests or written):
             return None
         admitted_ms = attempt.held.admitted_ms or (own.admitted_ms if own is not None else 0) or self._ledger.now_ms()

@@ -86,7 +86,7 @@ def _block(trip: Trip, model: str, deployment: str, now: float) -> dict[str, Any
 
 
 def _told_of(attempt: Attempt) -> dict[str, Any]:
-    known = attempt.record
+    known = attempt.record()
     told: dict[str, Any] = {"deployment": known.deployment, "outcome": known.outcome, "duration_ms": known.duration_us / 1000}
     if known.wait_us:
         told["wait_ms"] = known.wait_us / 1000

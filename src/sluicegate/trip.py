@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from math import inf
 from typing import Any, Literal, Protocol
 
+import msgspec
+
 from sluicegate.core import deadlines, expired, labels
 from sluicegate.core.claims import Announcement, RefSet, Reply
 from sluicegate.core.classify import Billed
@@ -128,12 +130,10 @@ class Attempt:
         """Output tokens that the upstream may produce, by the cap that it was sent."""
         return self.cap * self.figures.choices + self.figures.beyond_cap if self.cap is not None else 0
 
-    @property
     def written(self) -> bool:
         """The upstream has been sent bytes of this attempt."""
         return self.call is not None and self.call.written
 
-    @property
     def ended(self) -> Ended:
         """How the upstream's answer ended, for the bill."""
         if self.relay is None:
@@ -145,21 +145,18 @@ class Attempt:
         closed_by_us = self.relay.ended == "truncated" or (self.relay.error is not None and self.relay.error.reason == "closed")
         return "closed" if closed_by_us else "broken"
 
-    @property
     def finish(self) -> str:
         """The finish reason of the first choice that has one."""
         if self.relay is not None:
             return next(iter(self.relay.finishes.values()), "")
         return self.answer.finishes[0][1] if self.answer is not None and self.answer.finishes else ""
 
-    @property
     def cut_short(self) -> bool:
         """A cap ended one of the choices."""
         if self.relay is not None:
             return "length" in self.relay.finishes.values()
         return self.answer is not None and "length" in [reason for _, reason in self.answer.finishes]
 
-    @property
     def record(self) -> AttemptRecord:
         """As it is known by now; what it is charged is known once its hold has ended."""
         charge, relay, error = self.charge or NOTHING, self.relay, self.error
@@ -183,14 +180,14 @@ class Attempt:
 
     def settled_at(self, policy: Policy) -> Charge:
         """What this attempt is charged."""
-        if self.billed == "no" or not self.written:
+        if self.billed == "no" or not self.written():
             return NOTHING
         deployment, meter, usage = self.deployment, self.meter, self.usage
-        if usage is not None and self.reported_whole(policy) and self.ended == "complete":
+        if usage is not None and self.reported_whole(policy) and self.ended() == "complete":
             return reported(usage, self.price)
         return settle_figures(
             usage,
-            ended=self.ended,
+            ended=self.ended(),
             seen=meter.seen if meter is not None else 0,
             least=meter.certain(self.most) if meter is not None else 0,
             margin=self.relay.margin() if self.relay is not None and self.relay.ended != "complete" else 0,
@@ -209,7 +206,7 @@ class Attempt:
         """The client is gone: stop the upstream where that stops the bill, else read on for the usage."""
         if self.relay is not None:
             self.relay.client_left()
-        if self.deployment.provider.stops_on_close or not self.written:
+        if self.deployment.provider.stops_on_close or not self.written():
             self.close()
         else:
             asyncio.get_running_loop().call_later(READ_ON_S, self.close)
@@ -351,16 +348,16 @@ class Trip:
     def _told(self, attempt: Attempt | None) -> tuple[int, str, str]:
         """Status, finish reason and error code."""
         if self.rejected is not None:
-            return self.rejected.status, attempt.finish if attempt is not None else "", self.rejected.code
+            return self.rejected.status, attempt.finish() if attempt is not None else "", self.rejected.code
         if attempt is None:
             if self.lookup is not None and self.lookup.entry is not None:
                 return 200, self.lookup.entry.finish, ""
             return 499 if self.replay is None else self.replay.status, "", ""
         relay = attempt.relay
         if relay is None:
-            return 200, attempt.finish, ""
-        error = "" if attempt.ended != "broken" else "upstream_timeout" if relay.late else "upstream_error"
-        return 200, "length" if relay.truncated else attempt.finish, error
+            return 200, attempt.finish(), ""
+        error = "" if attempt.ended() != "broken" else "upstream_timeout" if relay.late else "upstream_error"
+        return 200, "length" if relay.truncated else attempt.finish(), error
 
     def record(self, now: float) -> Record:
         """The record of this request, as of now."""
@@ -374,13 +371,15 @@ class Trip:
         latency_s = now - exchange.arrived
         theirs = exchange.headers.get(b"x-request-id")
         tags = exchange.headers.get(b"x-sluicegate-tags")
-        return Record(  # by position: on the path of every request, and names cost as much as all values together
+        tried = self.attempts
+        # By position: on the path of every request, and names cost as much as all values together; so do more than 30 of them in one call.
+        record = Record(
             self.request_id,
             self.time_ms,
             self.key.id if self.key is not None else "",
             self.plan.model.name if self.plan is not None else request.model if request is not None else "",
             deployment,
-            tuple([attempt.record for attempt in self.attempts]),
+            (tried[0].record(),) if len(tried) == 1 else tuple([attempt.record() for attempt in tried]),
             self.dialect.NAME,
             request is not None and request.stream,
             status,
@@ -394,20 +393,29 @@ class Trip:
             usage.reasoning_tokens,
             self.cost_nano_usd,
             self.source,
+            self.cost_source,
             granted,
             int(latency_s * 1e6),
             int(self.first_byte_s * 1e6),
-            max(0, int((latency_s - self.upstream_s) * 1e6)) if relay is None else 0,
+            int((latency_s - self.upstream_s) * 1e6) if relay is None and latency_s > self.upstream_s else 0,
             self.client_gone or exchange.gone,
             client_id(theirs) if theirs is not None else "",
             labels.user(request.fields) if request is not None else "",
-            ", ".join([name(counter) for counter in self.shadowed]) if self.shadowed else "",
-            int(self.waited_s * 1e6) if self.waited_s else 0,
-            usage.cache_write_tokens,
-            cache,
-            self.cost_source,
-            labels.tags(tags) if tags is not None else "",
-            saved,
-            ", ".join(sorted(self.acted)) if self.acted else "",
             self.trace.id if self.trace is not None else "",
+        )
+        if self.shadowed or self.waited_s or usage.cache_write_tokens or cache or tags or self.acted:
+            return self._in_full(record, cache, saved, tags)
+        return record
+
+    def _in_full(self, record: Record, cache: str, saved_nano_usd: int, tags: bytes | None) -> Record:
+        """With what most requests do not have."""
+        return msgspec.structs.replace(
+            record,
+            shadow=", ".join([name(counter) for counter in self.shadowed]),
+            waited_us=int(self.waited_s * 1e6),
+            cache_write_tokens=self.answered.usage.cache_write_tokens if self.answered is not None and self.answered.usage is not None else 0,
+            cache=cache,
+            tags=labels.tags(tags) if tags is not None else "",
+            saved_nano_usd=saved_nano_usd,
+            rules=", ".join(sorted(self.acted)),
         )

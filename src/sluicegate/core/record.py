@@ -42,6 +42,7 @@ class Record(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     reasoning_tokens: int = 0
     cost_nano_usd: int = 0
     source: str = ""  # reported, counted, partly, held
+    cost_source: str = ""
     held: int = 0  # output tokens granted at the end
     latency_us: int = 0
     first_byte_us: int = 0
@@ -49,15 +50,14 @@ class Record(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     client_gone: bool = False
     client_id: str = ""  # x-request-id of the client, if valid
     client_user: str = ""  # as the request names its end user
+    trace_id: str = ""  # 32 hex digits, where requests are traced
     shadow: str = ""  # names of limits in mode shadow that would have refused it
     waited_us: int = 0  # in line for a limit
     cache_write_tokens: int = 0
     cache: str = ""  # hit, miss; replay: of the answer that was kept for an idempotency key
-    cost_source: str = ""
     tags: str = ""  # as the client gave them, `name=value` between commas; client_user and they are labels, which decide nothing
     saved_nano_usd: int = 0  # what an answer from the cache would have cost
     rules: str = ""  # names of the content rules that acted
-    trace_id: str = ""  # 32 hex digits, where requests are traced
 
 
 class Spent(msgspec.Struct, frozen=True, gc=False, array_like=True):
