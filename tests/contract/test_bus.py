@@ -18,7 +18,7 @@ from sluicegate.bus_redis import RedisChannel
 from sluicegate.bus_sqlite import SqliteChannel
 from support_redis import Cluster
 
-SOON_S = 5.0
+SOON_S = 30.0
 OUTSIDE = pytest.mark.parametrize("place", ["sqlite", "redis", "cluster"], indirect=True)
 
 

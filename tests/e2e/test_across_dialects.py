@@ -275,12 +275,15 @@ async def test_thinking_is_not_sent_where_it_would_be_an_error(tmp_path: Path) -
 async def test_a_translated_stream_is_cut_in_the_clients_dialect(tmp_path: Path, usage: Any, model: str) -> None:
     """Where the budget runs out under it: `length`, why, usage if it was asked for, `[DONE]`; what was made is within the limit."""
     more = "budget: {estimator: fixed, fixed_output: 40}"
-    async with bench(tmp_path, extend=True, limits="[1000 tokens/day]", options={"completion": 900, "tpot": 1}, more=more) as b:
+    async with bench(tmp_path, extend=True, limits="[1000 tokens/day]", options={"ttft": 5, "completion": 900, "tpot": 1}, more=more) as b:
         b.slack = 900  # what it may produce in 100 ms, as fast as it was seen to come: on a machine that stalls, all of it
-        connection = await b.open(model=model, stream=True, max_tokens=900, stream_options=usage)
-        await connection.until(b'"content":"')
-        await b.chat(model="gpt", max_tokens=600)
+        with b.held():
+            connection = await b.open(model=model, stream=True, max_tokens=900, stream_options=usage)
+            await b.asked(1)
+            other = asyncio.create_task(b.chat(model="gpt", max_tokens=600))
+            await b.asked(2)
         reply = await connection.rest()
+        await other
         assert (reply.finishes, reply.truncated, reply.done, reply.clean) == ({0: "length"}, "budget", True, True)
         cut = next(record for record in b.records if record.truncated == "budget")
         assert [event["usage"]["completion_tokens"] for event in reply.usages] == ([cut.output_tokens] if usage else [])

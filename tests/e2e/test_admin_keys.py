@@ -22,6 +22,7 @@ from sluicegate.core.expired import tag
 from sluicegate.ledger.contract import LedgerUnavailable
 from support_admin import KEY, OPERATOR, VIEWER, Api, more
 from support_inloop import Bench, config_text, running
+from support_time import undisturbed
 
 
 @pytest.fixture
@@ -609,11 +610,11 @@ async def test_a_hundred_thousand_keys(small: Api) -> None:
     """A page of them, one of them, and those of one owner or that are blocked are there at once."""
     await small.key("first")
     await small.bench.worker.directory.store.call(lambda connection: connection.execute(text(KEYS)) and None)
-    began = time.monotonic()
+    began = undisturbed()
     page = (await small("GET", "keys?limit=1000&after=acme/@k5")).json
     assert (len(page["data"]), page["data"][0]["id"], page["has_more"]) == (1000, "acme/@k50", True)
     assert (await small("GET", "keys/acme/@k77777")).json["id"] == "acme/@k77777"
     assert len((await small("GET", "keys?blocked=true&limit=50")).json["data"]) == 50
     assert (await small("GET", "keys?owner=acme/@k99999")).json["data"] == []
     assert (await small("POST", "keys/acme/@k5/block")).status == 200
-    assert time.monotonic() - began < 3
+    assert undisturbed() - began < 3

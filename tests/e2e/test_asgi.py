@@ -155,7 +155,7 @@ async def test_a_client_that_takes_nothing_or_leaves() -> None:
             await asyncio.sleep(0.05)
         assert app.sent < 200  # what two sockets hold, not what it would send in that time
         writer.transport.abort()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await app.gone.wait()
     assert app.told == ["http.disconnect"]
 
@@ -169,7 +169,7 @@ async def test_a_client_that_leaves_within_its_body() -> None:
         writer.write(get("echo", "POST", "Content-Length: 5\r\n") + b"ab")
         await asyncio.sleep(0.02)
         writer.transport.abort()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await app.gone.wait()
     assert app.scopes == []
 
@@ -187,7 +187,7 @@ async def test_a_web_socket() -> None:
             for text in ("hello", "again"):
                 await socket.send(text)
                 assert await socket.recv() == text.upper()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await app.gone.wait()
     assert (app.scopes[0]["path"], app.scopes[0]["query_string"]) == ("/admin/v1/events", b"after=7")
     assert (b"x-a", b"b") in app.scopes[0]["headers"]

@@ -16,6 +16,7 @@ from sluicegate import app
 from support_gateway import Child, free_port, pongs
 from support_inloop import PROMPT_TOKENS, Bench, running
 from support_sockets import scripted
+from support_time import undisturbed
 
 STREAM = pytest.mark.parametrize("stream", [False, True], ids=["unary", "stream"])
 LIMITS = "[1M tokens/day, 1000 requests/minute, 200 concurrent]"
@@ -61,14 +62,14 @@ def server(running_server: Server) -> Iterator[Server]:
 
 
 async def timed(request: Any) -> tuple[Any, float]:
-    started = asyncio.get_running_loop().time()
+    started = undisturbed()
     answer = await request
-    return answer, asyncio.get_running_loop().time() - started
+    return answer, undisturbed() - started
 
 
 async def served_again(bench: Bench, **fields: Any) -> None:
     """The ledger is back: soon a request is answered."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while (await bench.chat(**fields)).code != "200":  # noqa: ASYNC110
             await asyncio.sleep(0.05)
 
@@ -101,10 +102,10 @@ async def test_case_99_a_black_hole_does_not_stop_a_start(tmp_path: Path, monkey
         await reader.read()
 
     async with scripted(silent) as port:
-        started = asyncio.get_running_loop().time()
+        started = undisturbed()
         async with running(tmp_path, ledger=f"redis://127.0.0.1:{port}/0", limits=LIMITS, more=QUICK) as bench:
             bench.reachable = False
-            assert asyncio.get_running_loop().time() - started < 2
+            assert undisturbed() - started < 2
             answer, seconds = await timed(bench.chat())
             assert (answer.status, answer.code, seconds < 1) == (503, "ledger_recovering", True)
             ready = await bench.get("/readyz")
@@ -128,7 +129,7 @@ async def test_case_99_readiness_follows_the_ledger(tmp_path: Path, server: Serv
         assert seen[0] == 200
         assert set(seen[-10:]) == {503}
         server.go_on()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while (await bench.get("/readyz")).status != 200:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
 

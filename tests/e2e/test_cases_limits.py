@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from support_gateway import Gateway, Mock, answers, call, config, running_gateway, running_mock
+from support_time import undisturbed
 
 TENANTS = """
   acme:
@@ -72,7 +73,7 @@ def waiting(gateway: Gateway) -> int:
 
 
 def eventually(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.005)
@@ -105,7 +106,7 @@ def test_thirty_waiters_of_two_priorities(tmp_path: Path, mock: Mock, redis: str
     """High priority before low, each in the order in which it came, one at a time; the other replica's clients are served as well."""
     with replicas(tmp_path, mock, redis) as gateways, Clients(40) as clients:
         gateway, other = gateways
-        asked = [("first", clients.ask(gateway, "sk-low", ttft="900ms"))]
+        asked = [("first", clients.ask(gateway, "sk-low", ttft="4s"))]
         eventually(lambda: held(gateway, "sk-low") > 0)
         for n in range(30):
             key = ("low", "high")[n % 2]
@@ -163,15 +164,15 @@ def test_leaving_clients_leave_nothing(tmp_path: Path, mock: Mock, redis: str) -
 def test_exhausted_at_once_and_a_queue_that_is_full(tmp_path: Path, mock: Mock, redis: str) -> None:
     """What waiting does not help is told at once, as is who finds no place."""
     with replicas(tmp_path, mock, redis, "{max_wait: 20s, max_depth: 2}", count=1) as [gateway], Clients(10) as clients:
-        first = clients.ask(gateway, "sk-low", ttft="1500ms")
+        first = clients.ask(gateway, "sk-low", ttft="4s")
         eventually(lambda: held(gateway, "sk-low") > 0)
         waiters = [clients.ask(gateway, "sk-low") for _ in range(2)]
         until_waiting(gateway, 2)
-        started = time.monotonic()
+        started = undisturbed()
         assert clients.ask(gateway, "sk-low").result()[0] == "concurrency_exceeded"
         codes = [clients.ask(gateway, "sk-spent").result()[0] for _ in range(8)]
         assert codes[-1] == "budget_exceeded"
-        assert time.monotonic() - started < 1.2
+        assert undisturbed() - started < 1.2
         assert [future.result()[0] for future in (first, *waiters)] == ["200"] * 3
 
 

@@ -98,12 +98,15 @@ async def test_case_63_cached_tokens_are_beside_the_input_here(tmp_path: Path) -
 @BOTH
 async def test_a_stream_is_cut_in_its_own_form(tmp_path: Path, model: str) -> None:
     """Where a budget runs out under it, the open block is closed, the message ends with max_tokens, says why and what was used, and stops."""
-    async with bench(tmp_path, extend=True, limits="[1000 tokens/day]", options={"completion": 900, "tpot": 1}, more=FIXED) as b:
-        b.slack = 300  # a delta, and what it produces in 100 ms, as fast as it was seen to come
-        connection = await opened(b, model, max_tokens=900)
-        await connection.until(b"content_block_delta")
-        await b.chat(max_tokens=600)
+    async with bench(tmp_path, extend=True, limits="[1000 tokens/day]", options={"ttft": 5, "completion": 900, "tpot": 1}, more=FIXED) as b:
+        b.slack = 900  # what it may produce in 100 ms, as fast as it was seen to come: on a machine that stalls, all of it
+        with b.held():
+            connection = await opened(b, model, max_tokens=900)
+            await b.asked(1)
+            other = asyncio.create_task(b.chat(max_tokens=600))
+            await b.asked(2)
         reply = await connection.rest()
+        await other
         assert kinds(reply)[-3:] == ["content_block_stop", "message_delta", "message_stop"]
         ended = reply.events[-2]
         assert (ended["delta"]["stop_reason"], ended["sluicegate"], reply.clean) == ("max_tokens", {"truncated": "budget"}, True)

@@ -430,6 +430,6 @@ async def test_a_limit_that_only_anthropics_headers_tell_of_is_waited_for(tmp_pa
 
 
 async def _until(true: Any) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not true():  # noqa: ASYNC110  (nothing to wait for)
             await asyncio.sleep(0.002)

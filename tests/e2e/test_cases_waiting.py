@@ -13,7 +13,7 @@ from sluicegate.core.estimate import ENOUGH_SAMPLES, Figures
 from sluicegate.core.meter import Meter
 from sluicegate.core.usage import Usage
 from sluicegate.ledger.contract import LedgerUnavailable
-from support_inloop import PROMPT_TOKENS, Bench, Connection, Reply, fresh_redis, request, running
+from support_inloop import PROMPT_TOKENS, Bench, Connection, Reply, fresh_redis, request, running, until
 from support_ledgers import Clock
 
 SLOW = {"ttft": 60, "completion": 5}
@@ -45,12 +45,6 @@ async def waiting_bench(directory: Path, max_wait: str = "5s", max_depth: int = 
 
 def place(kind: str, directory: Path, redis: str) -> str:
     return {"memory": "memory://", "sqlite": f"sqlite:///{directory}/ledger.db", "redis": redis}[kind]
-
-
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(5):
-        while not condition():  # noqa: ASYNC110  (nothing to wait for)
-            await asyncio.sleep(0.002)
 
 
 async def sent(bench: Bench, key: str, name: str, **fields: Any) -> Connection:
@@ -87,13 +81,17 @@ async def test_busy_is_waited_for(tmp_path: Path, redis_url: str, kind: str) -> 
     """Three that fit only one after another are all served; the record says how long each waited, and that is no overhead of ours."""
     with fresh_redis(redis_url) as (url, _):
         async with waiting_bench(tmp_path, limits=ONE_AT_A_TIME, ledger=place(kind, tmp_path, url)) as bench:
-            replies: list[Reply] = await asyncio.gather(*(bench.chat(max_tokens=60) for _ in range(3)))
+            with bench.held():
+                asking = [asyncio.create_task(bench.chat(max_tokens=60)) for _ in range(3)]
+                await until(lambda: depth(bench) == 2)
+                await asyncio.sleep(0.05)
+            replies: list[Reply] = await asyncio.gather(*asking)
             assert [reply.code for reply in replies] == ["200"] * 3
             waited_ms = sorted(record.waited_us / 1000 for record in bench.records)
             assert waited_ms[0] == 0
             assert waited_ms[1] >= 50
             assert waited_ms[2] >= 110
-            assert all(record.overhead_us < 50_000 and record.latency_us >= record.waited_us for record in bench.records)
+            assert all(record.overhead_us + record.waited_us <= record.latency_us for record in bench.records)
             assert (await bench.usage())["key key tokens/day"]["used"] == 3 * USED
             assert wait_outcomes(bench) == {"served": 2}
             assert bench.worker.gateway.holding.waiting.lines == {}
@@ -102,17 +100,22 @@ async def test_busy_is_waited_for(tmp_path: Path, redis_url: str, kind: str) -> 
 async def test_whose_wait_behind_others_ends_is_told_what_it_lacked(tmp_path: Path) -> None:
     """Also one that has named no cap, so that all it might have said would never have fitted: busy, and neither too large nor a failure."""
     async with waiting_bench(tmp_path, "200ms", max_output=4096, limits="[1000 tokens/day]", options={"ttft": 700, "completion": 5}) as bench:
-        first = await sent(bench, "sk-key", "first", max_tokens=None)
-        head = await sent(bench, "sk-key", "head", max_tokens=None)
-        behind = await asyncio.gather(*(bench.post(bench.body(max_tokens=None), more=b"timeout: 0.1\r\n") for _ in range(3)))
-        assert [reply.code for reply in behind] == ["budget_busy"] * 3
-        assert await codes(first, head) == ["200", "budget_busy"]
+        with bench.held():
+            first = await sent(bench, "sk-key", "first", max_tokens=None)
+            head = await sent(bench, "sk-key", "head", max_tokens=None)
+            behind = await asyncio.gather(*(bench.post(bench.body(max_tokens=None), more=b"timeout: 0.1\r\n") for _ in range(3)))
+            assert [reply.code for reply in behind] == ["budget_busy"] * 3
+            assert await codes(head) == ["budget_busy"]
+        assert await codes(first) == ["200"]
 
 
 async def test_without_a_queue_refusals_are_told_at_once(tmp_path: Path) -> None:
     """`max_wait: 0s` is what there is without the setting."""
     async with running(tmp_path, limits=ONE_AT_A_TIME, options=SLOW) as bench:
-        replies = await asyncio.gather(*(bench.chat(max_tokens=60) for _ in range(3)))
+        with bench.held():
+            asking = [asyncio.create_task(bench.chat(max_tokens=60)) for _ in range(3)]
+            await until(lambda: sum(task.done() for task in asking) == 2)
+        replies = await asyncio.gather(*asking)
         assert sorted(reply.code for reply in replies) == ["200", "budget_busy", "budget_busy"]
         assert wait_outcomes(bench) == {}
 
@@ -123,13 +126,19 @@ async def test_who_may_wait_is_not_served_too_little(tmp_path: Path, redis_url: 
     limits = "[110 tokens/day]"  # 69 are held by the first, which leaves 41: 32 of output
     with fresh_redis(redis_url) as (url, database):
         async with waiting_bench(tmp_path, limits=limits, ledger=place(kind, tmp_path, url)) as bench:
-            replies = await asyncio.gather(*(bench.chat(max_tokens=60) for _ in range(2)))
+            with bench.held():
+                asking = [asyncio.create_task(bench.chat(max_tokens=60)) for _ in range(2)]
+                await until(lambda: depth(bench) == 1)
+            replies = await asyncio.gather(*asking)
             assert [reply.headers.get("x-sluicegate-max-tokens") for reply in replies] == [None, None]
             assert sorted(record.waited_us > 0 for record in bench.records) == [False, True]
         database.flushall()
     (tmp_path / "two").mkdir()
     async with running(tmp_path / "two", limits=limits, options=SLOW) as bench:
-        replies = await asyncio.gather(*(bench.chat(max_tokens=60) for _ in range(2)))
+        with bench.held():
+            asking = [asyncio.create_task(bench.chat(max_tokens=60)) for _ in range(2)]
+            await bench.asked(2)
+        replies = await asyncio.gather(*asking)
         assert sorted(reply.headers.get("x-sluicegate-max-tokens") or "" for reply in replies) == ["", "32"]
 
 
@@ -138,7 +147,10 @@ async def test_a_stream_that_is_held_bit_by_bit_waits_for_room_for_all_of_it(tmp
     more = queue(more=", estimator: fixed, fixed_output: 20")
     limits = "[160 tokens/day]"  # the third finds 93 free: 58 are held by the others, and its prompt takes 9
     async with waiting_bench(tmp_path, limits=limits, extend=True, more=more, options={"ttft": 150, "completion": 5}) as bench:
-        replies = await asyncio.gather(*(bench.chat(max_tokens=100, stream=True) for _ in range(3)))
+        with bench.held():
+            asking = [asyncio.create_task(bench.chat(max_tokens=100, stream=True)) for _ in range(3)]
+            await until(lambda: depth(bench) == 1)
+        replies = await asyncio.gather(*asking)
         assert [reply.headers.get("x-sluicegate-max-tokens") for reply in replies] == [None] * 3
         assert sorted(record.waited_us > 0 for record in bench.records) == [False, False, True]
         assert {record.held for record in bench.records} == {20}
@@ -147,16 +159,16 @@ async def test_a_stream_that_is_held_bit_by_bit_waits_for_room_for_all_of_it(tmp
 async def test_who_waits_asks_for_what_is_known_by_then(tmp_path: Path) -> None:
     """What answers probably need is learned while it waits: it is served as soon as there is room for that."""
     async with waiting_bench(tmp_path, limits="[110 tokens/day]", options={"ttft": 600, "completion": 5}) as bench:
-        first, second = await sent(bench, "sk-key", "first"), await sent(bench, "sk-key", "second")
-        assert depth(bench) == 1
         model, key = next(iter(bench.loaded.policy.models.values())), bench.keys["sk-key"]
         figures = Figures(9, 9, 1, 60, 60, 16, 0, counted=1, in_tokens=True, text_bytes=3, framing=7)
-        for _ in range(ENOUGH_SAMPLES):
-            bench.worker.learned.observe(
-                figures, Usage(8, 5), Meter("", 1000), model=model, deployment=model.deployments[0], key=key, truncated=False
-            )
-        await until(lambda: depth(bench) == 0)
-        assert bench.records == []  # the first is still under way
+        with bench.held():
+            first, second = await sent(bench, "sk-key", "first"), await sent(bench, "sk-key", "second")
+            await until(lambda: depth(bench) == 1)
+            for _ in range(ENOUGH_SAMPLES):
+                bench.worker.learned.observe(
+                    figures, Usage(8, 5), Meter("", 1000), model=model, deployment=model.deployments[0], key=key, truncated=False
+                )
+            await until(lambda: depth(bench) == 0)  # though the first is still under way
         replies = await asyncio.gather(first.rest(), second.rest())
         assert [reply.headers.get("x-sluicegate-max-tokens") for reply in replies] == [None, "32"]
 
@@ -173,23 +185,28 @@ async def test_who_may_wait_takes_what_there_is_where_more_will_not_come(tmp_pat
 async def test_who_has_waited_long_enough_takes_what_there_is(tmp_path: Path) -> None:
     """Rather than the refusal: enough for an answer has been there all the while."""
     async with waiting_bench(tmp_path, "150ms", limits="[110 tokens/day]", options={"ttft": 600, "completion": 5}) as bench:
-        replies = await asyncio.gather(*(bench.chat(max_tokens=60) for _ in range(2)))
+        with bench.held():
+            both = [asyncio.create_task(bench.chat(max_tokens=60)) for _ in range(2)]
+            await bench.asked(2)
+        replies = await asyncio.gather(*both)
         assert [reply.code for reply in replies] == ["200", "200"]
         assert sorted(reply.headers.get("x-sluicegate-max-tokens") or "" for reply in replies) == ["", "32"]
-        assert 100_000 < max(record.waited_us for record in bench.records) < 500_000
+        assert max(record.waited_us for record in bench.records) > 100_000
 
 
 async def test_thirty_of_three_priorities_are_served_in_order(tmp_path: Path) -> None:
     """Higher priority first, first come first served inside one; a tenant of another tree is not concerned."""
     async with waiting_bench(tmp_path, tenants=TWO_PRIORITIES, options={"ttft": 4, "completion": 5}) as bench:
-        bench.mocked(ttft=600, completion=5)
-        connections = [await sent(bench, "sk-normal", "first")]
-        bench.mocked(ttft=1, completion=5)
-        keys = ["low", "high", "normal"] * 10
-        connections += [await sent(bench, f"sk-{key}", f"{key}-{n}") for n, key in enumerate(keys)]
-        assert depth(bench) == 30
-        assert (await bench.chat("sk-free", max_tokens=20)).code == "200"
+        with bench.held():
+            connections = [await sent(bench, "sk-normal", "first")]
+            keys = ["low", "high", "normal"] * 10
+            connections += [await sent(bench, f"sk-{key}", f"{key}-{n}") for n, key in enumerate(keys)]
+            await until(lambda: depth(bench) == 30)
+            other = asyncio.create_task(bench.chat("sk-free", max_tokens=20))
+            await bench.asked(2)
+            assert depth(bench) == 30
         assert await codes(*connections) == ["200"] * 31
+        assert (await other).code == "200"
         served = [record.client_id for record in bench.records if record.client_id != ""]
         assert served == ["first"] + [f"{one}-{n}" for one in ("high", "normal", "low") for n, key in enumerate(keys) if key == one]
         assert bench.mock.truth.stats().total.in_flight_max <= 2  # one of each tree
@@ -198,7 +215,9 @@ async def test_thirty_of_three_priorities_are_served_in_order(tmp_path: Path) ->
 async def test_a_higher_priority_goes_first_however_late_it_comes(tmp_path: Path) -> None:
     """It asks although others wait, is refused, and stands before them."""
     async with waiting_bench(tmp_path, tenants=TWO_PRIORITIES, options={"ttft": 200, "completion": 5}) as bench:
-        connections = [await sent(bench, key, key) for key in ("sk-low", "sk-low", "sk-normal", "sk-high")]
+        with bench.held():
+            connections = [await sent(bench, key, key) for key in ("sk-low", "sk-low", "sk-normal", "sk-high")]
+            await until(lambda: depth(bench) == 3)
         assert await codes(*connections) == ["200"] * 4
         assert [record.client_id for record in bench.records] == ["sk-low", "sk-high", "sk-normal", "sk-low"]
 
@@ -206,12 +225,11 @@ async def test_a_higher_priority_goes_first_however_late_it_comes(tmp_path: Path
 async def test_a_smaller_request_does_not_overtake(tmp_path: Path) -> None:
     """While somebody waits for a limit, one that would fit stands behind without asking."""
     async with waiting_bench(tmp_path, limits="[120 tokens/day]", options={"ttft": 60, "completion": 5}) as bench:
-        connections = [
-            await sent(bench, "sk-key", "first"),
-            await sent(bench, "sk-key", "large", n=3),
-            await sent(bench, "sk-key", "small", max_tokens=16),
-        ]
-        assert depth(bench) == 2
+        with bench.held():
+            connections = [await sent(bench, "sk-key", "first"), await sent(bench, "sk-key", "large", n=3)]
+            await until(lambda: depth(bench) == 1)
+            connections.append(await sent(bench, "sk-key", "small", max_tokens=16))
+            await until(lambda: depth(bench) == 2)
         assert await codes(*connections) == ["200"] * 3
         order = [record.client_id for record in bench.records]
         assert order.index("large") < order.index("small")
@@ -220,11 +238,13 @@ async def test_a_smaller_request_does_not_overtake(tmp_path: Path) -> None:
 async def test_case_9_what_costs_nothing_does_not_wait_for_money(tmp_path: Path) -> None:
     """A model priced 0 passes those who wait for dollars."""
     async with waiting_bench(tmp_path, limits="[$0.0001/day]", options={"ttft": 400, "completion": 5}) as bench:
-        connections = [await sent(bench, "sk-key", "first", max_tokens=90), await sent(bench, "sk-key", "second", max_tokens=90)]
-        assert depth(bench) == 1
-        bench.mocked(ttft=1, completion=5)
-        assert (await bench.chat(model="free", max_tokens=20)).code == "200"
-        assert depth(bench) == 1
+        with bench.held():
+            connections = [await sent(bench, "sk-key", "first", max_tokens=90), await sent(bench, "sk-key", "second", max_tokens=90)]
+            await until(lambda: depth(bench) == 1)
+            free = asyncio.create_task(bench.chat(model="free", max_tokens=20))
+            await bench.asked(2)
+            assert depth(bench) == 1
+        assert (await free).code == "200"
         bench.whole = False  # two prices
         assert await codes(*connections) == ["200"] * 2
 
@@ -232,11 +252,12 @@ async def test_case_9_what_costs_nothing_does_not_wait_for_money(tmp_path: Path)
 async def test_a_client_that_leaves_leaves_the_queue(tmp_path: Path) -> None:
     """At once, without a hold or a charge; who stands behind moves up."""
     async with waiting_bench(tmp_path, limits=ONE_AT_A_TIME) as bench:
-        first, second, third = [await sent(bench, "sk-key", name) for name in ("first", "second", "third")]
-        assert depth(bench) == 2
-        second.close()
-        await until(lambda: depth(bench) == 1)
-        assert (await bench.usage())["key key tokens/day"]["held"] == 69
+        with bench.held():
+            first, second, third = [await sent(bench, "sk-key", name) for name in ("first", "second", "third")]
+            await until(lambda: depth(bench) == 2)
+            second.close()
+            await until(lambda: depth(bench) == 1)
+            assert (await bench.usage())["key key tokens/day"]["held"] == 69
         assert await codes(first, third) == ["200"] * 2
         await bench.quiet()
         gone = next(record for record in bench.records if record.client_id == "second")
@@ -249,7 +270,6 @@ async def test_a_client_that_leaves_leaves_the_queue(tmp_path: Path) -> None:
 async def test_a_client_that_left_while_the_ledger_was_asked_takes_no_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its refusal finds nobody who could wait: whoever stands behind is not held up."""
     async with waiting_bench(tmp_path, limits=ONE_AT_A_TIME) as bench:
-        first = await sent(bench, "sk-key", "first")
         admit, asked, go_on = bench.ledger.admit, asyncio.Event(), asyncio.Event()
 
         async def late(admission: Any) -> Any:
@@ -257,7 +277,8 @@ async def test_a_client_that_left_while_the_ledger_was_asked_takes_no_place(tmp_
             await go_on.wait()
             return await admit(admission)
 
-        with monkeypatch.context() as patched:
+        with bench.held(), monkeypatch.context() as patched:
+            first = await sent(bench, "sk-key", "first")
             patched.setattr(bench.ledger, "admit", lambda admission: asyncio.ensure_future(late(admission)))
             second = await bench.open(max_tokens=60)
             await asked.wait()
@@ -274,10 +295,11 @@ async def test_a_client_that_left_while_the_ledger_was_asked_takes_no_place(tmp_
 async def test_a_wait_ends_with_the_refusal(tmp_path: Path) -> None:
     """For the first and for those behind it, when max_wait is over; nothing of it is charged."""
     async with waiting_bench(tmp_path, "100ms", limits=ONE_AT_A_TIME, options={"ttft": 600, "completion": 5}) as bench:
-        first = await sent(bench, "sk-key", "first")
-        started = time.monotonic()
-        replies = await asyncio.gather(*(bench.chat(max_tokens=60) for _ in range(3)))
-        assert 0.09 <= time.monotonic() - started < 0.5
+        with bench.held():
+            first = await sent(bench, "sk-key", "first")
+            started = time.monotonic()
+            replies = await asyncio.gather(*(bench.chat(max_tokens=60) for _ in range(3)))
+            assert time.monotonic() - started >= 0.09
         assert [reply.code for reply in replies] == ["budget_busy"] * 3
         for reply in replies:
             assert reply.headers["x-sluicegate-limited-by"] == "key key tokens/day"
@@ -291,7 +313,7 @@ async def test_a_wait_ends_with_the_refusal(tmp_path: Path) -> None:
 async def test_room_that_comes_as_the_time_is_over_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The client's own time: it is told why it was refused until then, not that the provider was late; nobody was called, nothing is charged."""
     async with waiting_bench(tmp_path, limits=ONE_AT_A_TIME) as bench:
-        holding, first = bench.worker.gateway.holding, await sent(bench, "sk-key", "first")
+        holding = bench.worker.gateway.holding
         admit = holding._admit
 
         async def late(trip: Any, *others: Any) -> Any:
@@ -301,7 +323,11 @@ async def test_room_that_comes_as_the_time_is_over_is_no_failure(tmp_path: Path,
             return await admit(trip, *others)
 
         monkeypatch.setattr(holding, "_admit", late)
-        reply = await bench.post(bench.body(max_tokens=60), more=b"timeout: 0.3\r\n")
+        with bench.held():
+            first = await sent(bench, "sk-key", "first")
+            asking = asyncio.create_task(bench.post(bench.body(max_tokens=60), more=b"timeout: 0.3\r\n"))
+            await until(lambda: depth(bench) == 1)
+        reply = await asking
         assert (reply.status, reply.code) == (429, "budget_busy")
         assert (await first.rest()).code == "200"
         assert (await bench.usage())["key key tokens/day"]["used"] == USED
@@ -311,12 +337,12 @@ async def test_room_that_comes_as_the_time_is_over_is_no_failure(tmp_path: Path,
 async def test_a_full_queue_refuses_at_once(tmp_path: Path) -> None:
     """Whether the ledger was asked or others stand before it; with the refusal that there is without a queue."""
     async with waiting_bench(tmp_path, max_depth=2, limits=ONE_AT_A_TIME, options={"ttft": 200, "completion": 5}) as bench:
-        connections = [await sent(bench, "sk-key", str(n)) for n in range(3)]
-        started = time.monotonic()
-        refused = await bench.chat(max_tokens=60)
-        assert time.monotonic() - started < 0.15
-        assert (refused.status, refused.code) == (429, "budget_busy")
-        assert depth(bench) == 2
+        with bench.held():
+            connections = [await sent(bench, "sk-key", str(n)) for n in range(3)]
+            await until(lambda: depth(bench) == 2)
+            refused = await bench.chat(max_tokens=60)
+            assert (refused.status, refused.code, bench.record.waited_us) == (429, "budget_busy", 0)
+            assert depth(bench) == 2
         assert await codes(*connections) == ["200"] * 3
         assert wait_outcomes(bench) == {"full": 1, "served": 2}
 
@@ -326,20 +352,21 @@ async def test_case_129_exhausted_is_told_at_once(tmp_path: Path) -> None:
     async with waiting_bench(tmp_path, "3s", limits="[1 concurrent]", org="[40 tokens/day]", options={"ttft": 200, "completion": 12}) as bench:
         first = await sent(bench, "sk-key", "first", max_tokens=12)
         assert (await first.rest()).code == "200"
-        second = await sent(bench, "sk-key", "second", max_tokens=10)
-        started = time.monotonic()
-        refused = await bench.chat(max_tokens=16)
-        assert refused.code == "budget_exceeded"
-        assert time.monotonic() - started < 0.15
+        with bench.held():
+            second = await sent(bench, "sk-key", "second", max_tokens=10)
+            refused = await bench.chat(max_tokens=16)
+            assert (refused.code, bench.record.waited_us) == ("budget_exceeded", 0)
         assert (await second.rest()).code == "200"
 
 
 async def test_who_waits_learns_that_it_is_exhausted(tmp_path: Path) -> None:
     """The answer before it used more than was left: its wait ends then, not at max_wait."""
-    async with waiting_bench(tmp_path, limits="[75 tokens/day]", options={"ttft": 60, "completion": 60}) as bench:
-        connections = [await sent(bench, "sk-key", str(n)) for n in range(3)]
+    async with waiting_bench(tmp_path, "40s", limits="[75 tokens/day]", options={"ttft": 60, "completion": 60}) as bench:
+        with bench.held():
+            connections = [await sent(bench, "sk-key", str(n)) for n in range(3)]
+            await until(lambda: depth(bench) == 2)
         assert sorted(await codes(*connections)) == ["200", "budget_exceeded", "budget_exceeded"]
-        assert all(record.waited_us < 1_000_000 for record in bench.records)
+        assert all(record.waited_us < 30_000_000 for record in bench.records)
 
 
 async def test_rate_is_waited_for_until_it_has_refilled(tmp_path: Path) -> None:
@@ -349,24 +376,20 @@ async def test_rate_is_waited_for_until_it_has_refilled(tmp_path: Path) -> None:
         started = time.monotonic()
         connections = [await sent(bench, "sk-key", str(n)) for n in range(5)]
         assert await codes(*connections) == ["200"] * 5
-        assert 0.38 <= time.monotonic() - started < 1.5
+        assert time.monotonic() - started >= 0.38
         assert [record.client_id for record in bench.records] == ["0", "1", "2", "3", "4"]
 
 
-@pytest.mark.parametrize(("max_wait", "code"), [("100ms", "rate_limit_exceeded"), ("900ms", "200")])
+@pytest.mark.parametrize(("max_wait", "code"), [("100ms", "rate_limit_exceeded"), ("30s", "200")])
 async def test_a_rate_beyond_max_wait_is_told_at_once(tmp_path: Path, max_wait: str, code: str) -> None:
     """Where it takes longer to refill than one may wait; what is short enough is waited for."""
-    limit = "[{amount: 6000, unit: tokens, per: minute, burst: 30}]"
+    limit = "[{amount: 1200, unit: tokens, per: minute, burst: 30}]"
     async with waiting_bench(tmp_path, max_wait, limits=limit, options={"completion": 16}) as bench:
         assert (await bench.chat(max_tokens=16)).code == "200"  # 25 of 30 are used
-        started = time.monotonic()
-        answer = await bench.chat(max_tokens=16)  # 20 tokens refill in 200 ms
+        answer = await bench.chat(max_tokens=16)  # 20 tokens refill in a second
         assert answer.code == code
-        if code == "200":
-            assert time.monotonic() - started >= 0.15
-        else:
-            assert answer.headers["retry-after"] == "1"
-            assert time.monotonic() - started < 0.1
+        if code != "200":
+            assert (answer.headers["retry-after"], bench.record.waited_us) == ("1", 0)
 
 
 async def test_who_another_limit_refuses_waits_in_its_line(tmp_path: Path) -> None:
@@ -375,7 +398,7 @@ async def test_who_another_limit_refuses_waits_in_its_line(tmp_path: Path) -> No
   acme:
     limits: [90 tokens/day]
     keys: [{name: a, key: sk-a, limits: [1 concurrent]}, {name: b, key: sk-b}, {name: c, key: sk-c}]"""
-    async with waiting_bench(tmp_path, tenants=tenants, options={"ttft": 60, "completion": 5}) as bench:
+    async with waiting_bench(tmp_path, tenants=tenants, options={"ttft": 400, "completion": 5}) as bench:
         first = await sent(bench, "sk-a", "first", max_tokens=16)  # holds 25 of 90
         second = await sent(bench, "sk-a", "second", max_tokens=50)  # waits for the key's concurrency
         third = await sent(bench, "sk-b", "third", max_tokens=56)  # holds the other 65, for longer
@@ -391,9 +414,6 @@ async def test_a_ledger_that_goes_away_ends_the_wait(tmp_path: Path, policy: str
     async with waiting_bench(
         tmp_path, limits=ONE_AT_A_TIME, more=f"on_ledger_failure: {policy}\n" + queue(), options={"ttft": 300, "completion": 5}
     ) as bench:
-        first = await sent(bench, "sk-key", "first")
-        waiters = [await sent(bench, "sk-key", str(n)) for n in range(3)]
-        assert depth(bench) == 3
 
         def away(_: object) -> "asyncio.Future[Any]":
             future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -402,8 +422,12 @@ async def test_a_ledger_that_goes_away_ends_the_wait(tmp_path: Path, policy: str
 
         bench.overrun = 1000 if policy == "allow" else 0
         with monkeypatch.context() as patched:
-            patched.setattr(bench.ledger, "admit", away)
-            await until(lambda: depth(bench) == 0)
+            with bench.held():
+                first = await sent(bench, "sk-key", "first")
+                waiters = [await sent(bench, "sk-key", str(n)) for n in range(3)]
+                await until(lambda: depth(bench) == 3)
+                patched.setattr(bench.ledger, "admit", away)
+                await until(lambda: depth(bench) == 0)
             expected = {"refuse": "ledger_unavailable", "allow": "200"}[policy]
             assert await codes(*waiters) == [expected] * 3
         assert (await first.rest()).code == "200"
@@ -414,11 +438,12 @@ async def test_a_place_costs_no_hold_at_the_deployment(tmp_path: Path) -> None:
     """Who waits for its own limit takes nothing from the deployment's, and is counted there once it is served."""
     deployment = ", limits: [2 concurrent, 9 requests/day]"
     async with waiting_bench(tmp_path, limits=ONE_AT_A_TIME, deployment=deployment, options={"ttft": 120, "completion": 5}) as bench:
-        connections = [await sent(bench, "sk-key", str(n)) for n in range(4)]
-        await asyncio.sleep(0.06)
-        counters, holds = await bench.ledger.show()
-        assert sum(hold.state == "open" for hold in holds) == 2
-        assert [counter.held for counter in counters if ":c:mock/" in counter.key and counter.kind == "o"] == [1]
+        with bench.held():
+            connections = [await sent(bench, "sk-key", str(n)) for n in range(4)]
+            await until(lambda: depth(bench) == 3)
+            counters, holds = await bench.ledger.show()
+            assert sum(hold.state == "open" for hold in holds) == 2
+            assert [counter.held for counter in counters if ":c:mock/" in counter.key and counter.kind == "o"] == [1]
         assert await codes(*connections) == ["200"] * 4
         await bench.quiet()
         counters, _ = await bench.ledger.show()
@@ -437,12 +462,14 @@ async def test_another_deployment_is_tried_before_waiting(tmp_path: Path) -> Non
     models = TWO_DEPLOYMENTS.replace("cheap", "x").replace("dear", "cheap").replace("x", "dear")  # the names do not matter, the order does
     models = models.replace("0.5, output: 1.0", "50, output: 100.0").replace("5, output: 10.0", "0.5, output: 1.0")
     async with waiting_bench(tmp_path, limits="[$0.0025/day]", models=models, options={"ttft": 80, "completion": 5}) as bench:
-        first = await sent(bench, "sk-key", "first", max_tokens=16, model="both")
-        second = await sent(bench, "sk-key", "second", max_tokens=16, model="both")
-        assert depth(bench) == 0
+        with bench.held():
+            first = await sent(bench, "sk-key", "first", max_tokens=16, model="both")
+            second = await sent(bench, "sk-key", "second", max_tokens=16, model="both")
+            await bench.asked(2)
+            assert depth(bench) == 0
         assert await codes(first, second) == ["200"] * 2
         bench.whole = False  # two prices
-        assert [record.deployment for record in bench.records] == ["mock/dear", "mock/cheap"]
+        assert sorted(record.deployment for record in bench.records) == ["mock/cheap", "mock/dear"]
 
 
 async def test_an_earlier_attempt_gives_back_its_hold_before_the_wait(tmp_path: Path) -> None:
@@ -450,13 +477,14 @@ async def test_an_earlier_attempt_gives_back_its_hold_before_the_wait(tmp_path: 
     async with waiting_bench(
         tmp_path, limits="[$0.0004/day, 9 requests/day]", models=TWO_DEPLOYMENTS, options={"ttft": 300, "completion": 5}
     ) as bench:
-        other = await sent(bench, "sk-key", "other", max_tokens=200)
-        bench.mocked(ttft=1, completion=5)
-        bench.mock.fault(count=1, status=503)
-        second = await sent(bench, "sk-key", "second", max_tokens=16, model="both")
-        await until(lambda: depth(bench) == 1)
-        _, holds = await bench.ledger.show()
-        assert sum(hold.state == "open" for hold in holds) == 1
+        with bench.held():
+            other = await sent(bench, "sk-key", "other", max_tokens=200)
+            await bench.asked(1)
+            bench.mock.fault(count=1, status=503, ttft=0)
+            second = await sent(bench, "sk-key", "second", max_tokens=16, model="both")
+            await until(lambda: depth(bench) == 1)
+            _, holds = await bench.ledger.show()
+            assert sum(hold.state == "open" for hold in holds) == 1
         assert await codes(other, second) == ["200"] * 2
         await bench.quiet()
         assert (await bench.usage())["key key requests/day"]["used"] == 2

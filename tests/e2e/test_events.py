@@ -22,7 +22,7 @@ ADMIN = f"admin: {{key: {KEY}, chaos: on}}"
 OUTPUT = 20
 EACH = PROMPT_TOKENS + OUTPUT  # tokens of one request
 LIMITS = "[{amount: 100, unit: tokens, per: day, warn_at: [0.5, 1.0]}]"
-WAIT_S = 8.0
+WAIT_S = 30.0
 
 
 @contextlib.asynccontextmanager

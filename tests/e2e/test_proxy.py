@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import json
-import time
 import zlib
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from support_gateway import Gateway, Mock, call, running_gateway
 from support_inloop import chunk, framed, request, sse, usage_chunk
 from support_proxy import FAULTS, Proxy, in_tls, server_tls
 from support_sockets import Script, on_both_loops, read_request, scripted
+from support_time import undisturbed
 
 OK = b"HTTP/1.1 200 OK\r\n"
 ME = b"me:hunter2"
@@ -107,7 +107,7 @@ async def test_many_calls_at_once(certificates: Path, secure: bool, proxy_secure
             assert [data for _, data in answers] == bodies
         assert proxy.connections <= 10
         await pool.close()
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(30):
             while origin.closed < proxy.connections:  # noqa: ASYNC110  (on the other side of a socket)
                 await asyncio.sleep(0.01)
 
@@ -134,12 +134,12 @@ async def test_a_proxy_that_fails(certificates: Path, fault: str) -> None:
     for proxy_secure in (False, True):
         proxy = Proxy(fault=fault)
         async with through(proxy, certificates, True, proxy_secure) as (pool, origin):
-            started = time.monotonic()
+            started = undisturbed()
             with pytest.raises(UpstreamError) as caught:
                 await run(pool, connect_ms=500)
             assert caught.value.written is False
             assert caught.value.reason == "connect" or (caught.value.reason == "tls" and fault == "no TLS in the tunnel")
-            assert time.monotonic() - started < 1.2
+            assert undisturbed() - started < 1.2
             assert origin.heads == []
 
 
@@ -203,7 +203,7 @@ async def test_close_reaches_the_origin_at_once(certificates: Path, secure: bool
         endless_call.resume()
         assert await endless_call.read()
         endless_call.close()
-        async with asyncio.timeout(1):
+        async with asyncio.timeout(30):
             await closed.wait()
 
 
@@ -345,7 +345,7 @@ async def test_a_gateway_in_front_of_one_who_compresses(tmp_path: Path, coding: 
                 writer.write(framed(piece))
                 if asked.get("stream") and n < 20:
                     arrived.clear()
-                    async with asyncio.timeout(5):
+                    async with asyncio.timeout(30):
                         await arrived.wait()
             writer.write(framed(b"", last=True))
 
@@ -356,7 +356,7 @@ async def test_a_gateway_in_front_of_one_who_compresses(tmp_path: Path, coding: 
         body = json.dumps({"model": "chat", "messages": [{"role": "user", "content": "Tell me"}], "stream": True, "max_tokens": 50}).encode()
         writer.write(request(body, "sk-chat"))
         for n in range(20):
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(30):
                 await reader.readuntil(b"word %d " % n)
             arrived.set()
         assert await reader.readuntil(b"0\r\n\r\n")

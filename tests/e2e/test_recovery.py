@@ -300,7 +300,7 @@ async def test_not_ready_while_nothing_can_be_admitted(tmp_path: Path, monkeypat
     for policy, after in [("refuse", 503), ("allow", 200)]:
         async with running(tmp_path / policy, limits="[5000 tokens/day]", more=f"on_ledger_failure: {policy}") as bench:
             recovery, ledger = bench.worker.recovery, bench.worker.ledger
-            async with asyncio.timeout(8):
+            async with asyncio.timeout(30):
                 while (await bench.get("/readyz")).status != 200:  # noqa: ASYNC110  (the ledger has not been asked yet)
                     await asyncio.sleep(0.02)
             beat, recovery._records.beat = recovery._records.beat, away  # type: ignore[method-assign]
@@ -311,7 +311,7 @@ async def test_not_ready_while_nothing_can_be_admitted(tmp_path: Path, monkeypat
             assert answers == [200, after]
             assert (await bench.chat(max_tokens=20)).code == ("ledger_recovering" if policy == "refuse" else "200")
             recovery._records.beat = beat  # type: ignore[method-assign]
-            async with asyncio.timeout(8):
+            async with asyncio.timeout(30):
                 while (await bench.get("/readyz")).status != 200:  # noqa: ASYNC110
                     await asyncio.sleep(0.02)
                 while "acme" not in ledger.trees or not ledger.trees["acme"].open:  # noqa: ASYNC110

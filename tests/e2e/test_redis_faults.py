@@ -6,6 +6,7 @@ failed, the ledger works again by itself, and the log says so once.
 
 import asyncio
 import contextlib
+import os
 import shutil
 import signal
 import subprocess
@@ -23,6 +24,7 @@ from sluicegate.ledger.redis import RedisLedger
 from support_gateway import Child, free_port, pongs
 from support_ledgers import Desk, Log, use
 from support_redis import redis_port
+from support_time import undisturbed
 
 TIMEOUT_MS = 300
 
@@ -47,6 +49,13 @@ class Server:
     def start(self) -> None:
         self.child = Child(self.command, self.directory / "redis.log")
         self.child.wait_until(lambda: pongs(self.port))
+
+    def pause(self) -> None:
+        """It says nothing any more, whatever is written to it."""
+        os.kill(self.child.pid, signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        os.kill(self.child.pid, signal.SIGCONT)
 
     def kill(self) -> None:
         self.child.stop(signal.SIGKILL)
@@ -142,7 +151,7 @@ async def outcome(call: "asyncio.Future[Any]") -> str:
 async def works_again(desk: Desk) -> None:
     """Waits until an admit and a settle succeed. A server that came back empty is taken for what it is, as the recovery would do."""
     refs = desk.refs(desk.window(10, "probe"))
-    deadline = time.monotonic() + 15
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         with contextlib.suppress(LedgerUnavailable):
             if "t" not in desk.ledger.trees:
@@ -159,7 +168,7 @@ async def nothing_is_left(desk: Desk) -> bool:
     return not holds and all((counter.used, counter.held) == (0, 0) for counter in counters)
 
 
-async def eventually(check: Callable[[], Any], within_s: float = 5.0) -> None:
+async def eventually(check: Callable[[], Any], within_s: float = 30.0) -> None:
     deadline = time.monotonic() + within_s
     while not await check():
         assert time.monotonic() < deadline
@@ -172,15 +181,13 @@ async def eventually(check: Callable[[], Any], within_s: float = 5.0) -> None:
 async def test_calls_end_in_time_while_redis_pauses_and_nothing_is_charged(server: Server, desk: Desk, log: Log) -> None:
     """Admits that were granted after their callers had been told are given back as soon as their answers come."""
     refs = desk.refs(desk.window(10**6), desk.bucket(10**6), desk.concurrent(1000))
-    server.client.client_pause(900)
-    begun = time.monotonic()
+    server.pause()
     admits = []
     for i in range(300):
         admits.append(desk.admit(refs, 10, 1000, 10, 0, 1, 0, hold_id=f"h{i}", output=(1, 50, 50)))
-        await asyncio.sleep(0.001)
-    last_ms = (time.monotonic() - begun) * 1000
+        await asyncio.sleep(0)
     outcomes = [await outcome(admit) for admit in admits]
-    assert (time.monotonic() - begun) * 1000 - last_ms < TIMEOUT_MS + 200
+    server.go_on()
     assert set(outcomes) == {f"unavailable: the ledger did not answer within {TIMEOUT_MS / 1000:g} s"}
 
     async def all_given_back() -> bool:
@@ -196,15 +203,15 @@ async def test_calls_end_in_time_while_redis_pauses_and_nothing_is_charged(serve
 async def test_a_connection_that_is_silent_for_long_is_replaced(server: Server, desk: Desk, log: Log) -> None:
     """After 2 s; no call waits longer than its timeout meanwhile, and holds that were granted behind our back expire."""
     refs = desk.refs(desk.concurrent(10))
-    server.client.client_pause(2600)
-    begun = time.monotonic()
-    for i in range(40):
-        called = time.monotonic()
+    server.pause()
+    i = 0
+    while "ledger away" not in log.lines:
+        i += 1
+        called = undisturbed()
         assert (await outcome(desk.admit(refs, 1, 0, hold_id=f"h{i}", ttl_ms=1))).startswith("unavailable")
-        assert time.monotonic() - called < TIMEOUT_MS / 1000 + 0.2
-        if time.monotonic() - begun > 2.2:
-            break
+        assert undisturbed() - called < TIMEOUT_MS / 1000 + 0.2
         await asyncio.sleep(0.05)
+    server.go_on()
     await works_again(desk)
     while await desk.ledger.sweep(64):
         pass
@@ -216,17 +223,17 @@ async def test_a_server_that_never_answers_is_reported_at_open(log: Log) -> None
     """It accepts connections and says nothing: open ends within the timeout, calls fail at once, close does not hang."""
     async with Cutter() as silent:
         ledger = RedisLedger(silent.url, TIMEOUT_MS, log=log)
-        begun = time.monotonic()
+        begun = undisturbed()
         with pytest.raises(LedgerUnavailable, match=f"cannot use the ledger at {silent.url}: .*answer"):
             await ledger.open()
-        called = time.monotonic()
+        called = undisturbed()
         assert called - begun < TIMEOUT_MS / 1000 + 0.3
         desk = Desk(ledger)
         with pytest.raises(LedgerUnavailable, match="no connection"):
             await ledger.peek(desk.refs(desk.window(1)))
         with pytest.raises(LedgerUnavailable):
             await ledger.ping()
-        assert time.monotonic() - called < 0.1
+        assert undisturbed() - called < 0.1
         await asyncio.sleep(1)
         assert log.lines == ["ledger away"]
         await ledger.close()
@@ -241,9 +248,9 @@ async def test_a_killed_server_is_found_again(server: Server, desk: Desk, log: L
     server.kill()
     refs = desk.refs(desk.window(10))
     for i in range(200):
-        called = time.monotonic()
+        called = undisturbed()
         assert (await outcome(desk.admit(refs, 1, 0, hold_id=f"h{i}"))).startswith("unavailable")
-        assert time.monotonic() - called < 0.1
+        assert undisturbed() - called < 0.1
     server.start()
     await works_again(desk)
     stats = server.client.info("commandstats")

@@ -9,7 +9,6 @@ import contextlib
 import os
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from support_gateway import free_port
 from support_inloop import Bench, running
 from support_ledgers import Desk, Log, use
 from support_redis import Cluster, Move, Server, Watched, redis_port, running_cluster, until, watched
+from support_time import undisturbed
 
 TIMEOUT_MS = 500
 
@@ -135,7 +135,7 @@ class Load:
             if not self._going:
                 return
             hold_id = f"{name}.{count}"
-            started = time.monotonic()
+            started = undisturbed()
             try:
                 reply = await desk.admit(refs, 8, 0, 8, 0, 1, 0, hold_id=hold_id)
             except LedgerUnavailable:
@@ -147,7 +147,7 @@ class Load:
                 await self._settle(worker, Settlement(hold_id, refs, (5, 5, 1)))
                 self.used += 5
             finally:
-                self.slowest_s = max(self.slowest_s, time.monotonic() - started)
+                self.slowest_s = max(self.slowest_s, undisturbed() - started)
 
     async def _settle(self, worker: Worker, settlement: Settlement) -> None:
         """As the outbox does: again until it is taken."""
@@ -163,7 +163,7 @@ def counters(desk: Desk) -> RefSet:
     return desk.refs(desk.window(10**9), desk.bucket(10**9), desk.concurrent(100))
 
 
-async def eventually(check: Callable[[], object], within_s: float = 10.0) -> None:
+async def eventually(check: Callable[[], object], within_s: float = 30.0) -> None:
     async with asyncio.timeout(within_s):
         while not check():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
@@ -171,7 +171,7 @@ async def eventually(check: Callable[[], object], within_s: float = 10.0) -> Non
 
 async def patiently(call: Callable[[], Awaitable[int]]) -> int:
     """Again while the ledger is away."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while True:
             with contextlib.suppress(LedgerUnavailable):
                 return await call()
@@ -272,12 +272,12 @@ async def test_a_server_that_hangs_holds_up_no_other(cluster: Cluster) -> None:
         await load.until_granted(50)
         hung.pause()
         try:
-            before, started = beside.granted, time.monotonic()
+            before, started = beside.granted, undisturbed()
             desk = worker.desk(quiet)
             await desk.admit(desk.refs(desk.window(9, "due")), 1, 0, hold_id="due", ttl_ms=1)
             await asyncio.sleep(0.01)
             assert [swept.hold_id for swept in await worker.ledger.sweep(9)] == ["due"]
-            assert time.monotonic() - started < TIMEOUT_MS / 1000 + 0.3
+            assert undisturbed() - started < TIMEOUT_MS / 1000 + 0.3
             await asyncio.sleep(0.3)
             assert beside.granted - before > 100
         finally:
@@ -316,7 +316,7 @@ async def test_a_server_that_comes_back_without_its_data(cluster: Cluster) -> No
                 return "unavailable"
 
         answers = ["unavailable"]
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while answers[-1] == "unavailable":
                 await asyncio.sleep(0.01)
                 answers.append(await asked())
@@ -364,15 +364,16 @@ async def test_a_gateway_serves_who_can_be_served(cluster: Cluster, tmp_path: Pa
             assert await codes(bench) == ["ledger_unavailable", "200", "200"]
             async with running(tmp_path, **settings) as other:
                 other.reachable = other.whole = False
-                await eventually(lambda: len(other.ledger.trees) == 2)
-                assert await codes(other) == ["ledger_recovering", "200", "200"]
+                async with asyncio.timeout(30):
+                    while await codes(other) != ["ledger_recovering", "200", "200"]:  # noqa: ASYNC110
+                        await asyncio.sleep(0.05)
                 served_beside = other.total
             for stream in streams:  # almost twice as long as a hold that nobody renews
                 assert (await stream).finishes == {0: "stop"}
             assert not [hold for hold in bench.records if hold.status == "expired"]
         finally:
             hung.go_on()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while (await codes(bench)) != ["200", "200", "200"]:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
         bench.whole = False  # of two mocks
@@ -456,9 +457,9 @@ async def test_the_master_that_sentinels_name_is_used(pair: Watched) -> None:
         pair.master.kill()
         load.go_on()
         await asyncio.to_thread(until, pair.promoted, "the Sentinels name no other master")  # when depends on them: an election may need two rounds
-        promoted_at = time.monotonic()
+        promoted_at = undisturbed()
         await eventually(lambda: worker.verified)
-        assert time.monotonic() - promoted_at < 4
+        assert undisturbed() - promoted_at < 4
         assert worker.verified == [("t", pair.replica.run_id)]
         await load.until_granted(100)
         await load.end()
@@ -497,7 +498,7 @@ async def test_a_replica_that_lags_is_promoted_under_load(pair: Watched, tmp_pat
         await eventually(lambda: served() > seen + 1000)
         with structlog.testing.capture_logs() as logs:
             pair.master.kill()
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(30):
                 await asyncio.gather(*clients)
         for bench in benches:
             await bench.quiet()

@@ -17,6 +17,7 @@ from sluicegate.http.exchange import BodyTooLarge, Exchange
 from sluicegate.http.server import Server, bind, listen
 from sluicegate.http.upstream import Pool
 from support_sockets import on_both_loops, read_request, scripted, serving, split_answer, talk
+from support_time import undisturbed
 
 GET = b"GET /x HTTP/1.1\r\nHost: x\r\n\r\n"
 CLOSE = b"GET /x HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
@@ -84,10 +85,10 @@ async def test_a_header_flood_is_answered() -> None:
 async def test_slow_heads_and_bodies_are_ended() -> None:
     """Connections that trickle, stop in the middle or say nothing do not stay."""
     async with serving(echo, bounds=Bounds(head_s=0.3, body_idle_s=0.3, keep_alive_s=0.3)) as server:
-        started = time.monotonic()
+        started = undisturbed()
         answers = await asyncio.gather(*(talk(server.port, raw) for raw in (b"", b"GET / HT", POST + b"Content-Length: 5\r\n\r\nhel", GET)))
         assert [answer[:12] for answer in answers] == [b"", b"HTTP/1.1 408", b"HTTP/1.1 408", b"HTTP/1.1 200"]
-        assert time.monotonic() - started < 8
+        assert undisturbed() - started < 8
 
 
 @on_both_loops
@@ -123,7 +124,7 @@ async def test_the_upstream_is_closed_when_the_client_leaves() -> None:
         writer.write(GET)
         await reader.readuntil(b"1\r\nx\r\n")
         writer.close()
-        async with asyncio.timeout(1):
+        async with asyncio.timeout(30):
             await left.wait()
             await settled.wait()
         await pool.close()
@@ -153,7 +154,7 @@ async def test_a_client_that_stops_reading() -> None:
         assert 65_536 < await unsent <= 20_000_010
         await reader.readuntil(b"\r\n\r\n")
         await reader.readexactly(20_000_000)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await drained.wait()
             go_on.set()
             await gone.wait()
@@ -236,9 +237,9 @@ async def test_the_end_of_the_drain_cuts() -> None:
         clients = [asyncio.get_running_loop().create_task(talk(server.port, raw)) for raw in (GET, GET.replace(b"/x", b"/x?stubborn"))]
         for _ in clients:
             await begun.acquire()
-        started = time.monotonic()
+        started = undisturbed()
         await server.stop()
-        assert time.monotonic() - started < 0.2 + 2
+        assert undisturbed() - started < 0.2 + 2
         assert ended == ["settled", "settled", "cancelled"]
         for answer in await asyncio.gather(*clients, return_exceptions=True):
             assert isinstance(answer, ConnectionError) or not answer.endswith(b"0\r\n\r\n")
@@ -352,9 +353,9 @@ def test_a_second_signal_cuts_a_process() -> None:
         time.sleep(0.3)
         assert process.poll() is None
         process.send_signal(signal.SIGTERM)
-        started = time.monotonic()
+        started = undisturbed()
         assert process.wait(10) == 0
-        assert time.monotonic() - started < 2
+        assert undisturbed() - started < 2
         assert process.stdout.read() == "settled\n" * 3 + "stopped\ndone\n"
         for client in clients:
             client.close()

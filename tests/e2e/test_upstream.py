@@ -11,6 +11,7 @@ from sluicegate.core.tenants import Timeouts
 from sluicegate.http.upstream import Call, Pool, UpstreamError
 from support_proxy import server_tls
 from support_sockets import on_both_loops, read_request, scripted
+from support_time import undisturbed
 
 OK = b"HTTP/1.1 200 OK\r\n"
 SHORT = Timeouts(connect_ms=500, first_byte_ms=500, idle_ms=500, write_ms=500, total_ms=1_500)
@@ -146,17 +147,17 @@ async def test_limits_of_time() -> None:
             return
         writer.write(OK + b"Transfer-Encoding: chunked\r\n\r\n")
         while True:
-            await asyncio.sleep(0.3 if kind == "endless" else 5)
+            await asyncio.sleep(0.1 if kind == "endless" else 5)
             writer.write(b"1\r\nx\r\n")
 
     async with scripted(upstream) as port:
         pool = Pool(f"http://127.0.0.1:{port}")
         for each, at_least_s, at_most_s in (("silent", 0.5, 1.2), ("stalled", 0.5, 1.3), ("endless", 1.5, 2.2)):
             kind = each
-            started = time.monotonic()
+            started, began = time.monotonic(), undisturbed()
             error = await failure(pool)
             assert (error.reason, error.written) == ("deadline" if kind == "endless" else "timeout", True)
-            assert at_least_s <= time.monotonic() - started + 0.02 < at_most_s
+            assert time.monotonic() - started + 0.02 >= at_least_s and undisturbed() - began < at_most_s
         await pool.close()
 
 
@@ -201,7 +202,7 @@ async def test_an_upstream_that_refuses_a_large_body_early() -> None:
         pool = Pool(f"http://127.0.0.1:{port}")
         call, data = await run(pool, b"x" * 50_000_000)
         assert (call.status, data) == (413, b"hello")
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(30):
             await closed.wait()
         assert got_bytes < 50_000_000
         await pool.close()
@@ -230,9 +231,9 @@ async def test_close_is_seen_by_the_upstream_at_once() -> None:
         assert await call.read()
         await asyncio.sleep(0.05)
         call.close()
-        started = time.monotonic()
+        started = undisturbed()
         await closed.wait()
-        assert time.monotonic() - started < 0.5
+        assert undisturbed() - started < 0.5
         assert set(call.take()) == {ord("x")}
         with pytest.raises(UpstreamError):
             await call.read()

@@ -154,7 +154,7 @@ async def test_it_runs_by_itself_and_ends_with_everything_written(url: str, monk
     task = asyncio.create_task(case.auditing.run())
     case.store.away = True
     case.auditing.note(entry(0))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await case.store.refused.wait()
         case.store.away = False
         await case.heard.wait()

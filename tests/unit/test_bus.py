@@ -59,7 +59,7 @@ def states(logged: list[Any]) -> list[str]:
 
 
 async def turn(until: Any) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not until():  # noqa: ASYNC110  (nothing to wait for)
             await asyncio.sleep(0.001)
 

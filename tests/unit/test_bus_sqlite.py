@@ -71,7 +71,7 @@ async def test_a_replaced_file_is_gone_over_to(path: Path, logged: list[Any]) ->
     heard: list[int] = []
     two.subscribe("a", lambda message: heard.append(message.data["n"]))
     tasks = [asyncio.create_task(bus.run()) for bus in (one, two)]
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while one._begun is None or two._begun is None:  # noqa: ASYNC110  (nothing to wait for)
             await asyncio.sleep(0.001)
         one.publish("a", {"n": 1})

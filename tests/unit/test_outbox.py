@@ -106,7 +106,7 @@ async def retry(stage: "Stage") -> None:
 
 async def until(check: Callable[[], bool]) -> None:
     """Lets every task go on until it is so."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(30):
         while not check():
             await settle()
 

@@ -608,7 +608,7 @@ async def test_it_runs_by_itself_and_a_doubt_wakes_it(net: Net, monkeypatch: pyt
     net.flush()
     await settle()
     assert await one.admit("x", 1) == "recovering"
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(30):
         while not one.open:
             await settle()
     running.cancel()

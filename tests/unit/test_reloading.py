@@ -153,7 +153,7 @@ async def test_it_is_watched(tmp_path: Path, logged: list[Any]) -> None:
     source = stage.reloading.loaded.source
     assert source is not None
     running = asyncio.create_task(stage.reloading.run(source))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not logged:  # noqa: ASYNC110  (nothing to wait for)
             await asyncio.sleep(0.01)
         stage.failure = None

@@ -55,7 +55,7 @@ def provider(url: str, name: str = "p", header: bytes = b"a") -> Provider:
 
 async def gone(origin: Origin) -> None:
     """Until it has no connection."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while origin.open:  # noqa: ASYNC110  (nothing to wait for)
             await asyncio.sleep(0.001)
 

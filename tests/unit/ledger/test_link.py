@@ -416,7 +416,7 @@ async def test_a_connection_that_is_lost_as_it_is_greeted_is_not_used() -> None:
     start.link._on_greeted = lambda link, run: start.wire.connection.end("another run than the other link's")
     call = start.link.call(ECHO, b"a")
     await start.connects()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(30):
         await asyncio.wait([call])
     assert (start.link.up, start.wire.transport.writes) == (False, [])
     assert "another run than the other link's" in reason(call)

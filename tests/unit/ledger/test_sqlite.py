@@ -248,7 +248,7 @@ async def test_it_looks_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     await ledger.open()
     await use(ledger, "t")
     (tmp_path / "ledger.db").unlink()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(30):
         await doubted.wait()
     await ledger.close()
 

@@ -123,7 +123,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def soon(check: Callable[[], object]) -> None:
-    async with asyncio.timeout(3):
+    async with asyncio.timeout(30):
         while not check():  # noqa: ASYNC110
             await asyncio.sleep(0.001)
 
