@@ -49,6 +49,7 @@ _HEADERS = {
     "x-sluicegate-overhead-ms": "Time that the gateway itself took.",
     "x-sluicegate-cost-usd": "What the request cost; of an answer in one piece.",
     "x-sluicegate-left-out": "Fields of the request that the provider has no place for, or would refuse, and was not sent.",
+    "x-sluicegate-changed": "Parameters that content rules have forced or lowered.",
     "x-sluicegate-idempotent": "`replayed`: the answer is that of an earlier request with the same `Idempotency-Key`, and free.",
     "x-sluicegate-replay-of": "That request's id.",
     "x-sluicegate-cache": "Where the model has a cache: `hit` (free, but for being a request), `miss`, or `skip:` and why it was not looked up.",

@@ -1,11 +1,17 @@
 """`rules:` in the configuration: what it says, what is inherited, and what is wrong with it, by the path of the field."""
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sluicegate.config.fields import ConfigError
 from sluicegate.config.load import load_text
+from sluicegate.config.schema_rules import Banned, Ceilings, Force, Rules
+from sluicegate.config.section import Section
+
+PAGE = (Path(__file__).parents[3] / "docs" / "content-rules.md").read_text()
 
 BASE = """
 providers: {mock: {provider: mock, base_url: "http://127.0.0.1:1/v1"}}
@@ -92,3 +98,21 @@ def test_a_child_cannot_loosen_what_is_forced() -> None:
     with pytest.raises(ConfigError) as error:
         keys("{force: {temperature: 0.2}}", "{force: {temperature: 0.9}}")
     assert "tenants.acme.rules.force.temperature: is forced to be 0.2 above; it cannot be anything else" in str(error.value)
+
+
+@pytest.mark.parametrize("section", [Rules, Banned, Ceilings, Force])
+def test_every_field_is_explained(section: type[Section]) -> None:
+    """No field of the schema is missing from the page."""
+    assert [name for name in section.model_fields if not re.search(rf"`{name}`", PAGE)] == []
+
+
+def test_the_rules_shown_can_be_used() -> None:
+    """They load, and come down the tree as it is said."""
+    text = re.findall(r"^```yaml\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)[0]
+    (key,) = load_text(BASE + text, {}).policy.keys.values()
+    rules = key.rules
+    assert rules is not None and rules.banned_in is not None
+    assert [phrase.name for phrase in rules.banned_in.phrases] == ["card-numbers", "project-x"]
+    assert (rules.ceilings, rules.force) == ({"temperature": 1.0, "max_output": 256, "n": 2}, {"temperature": 0.2})
+    assert rules.banned_in.anywhere(["pay with 4111 1111 1111 1111."])
+    assert not rules.banned_in.anywhere(["project xyz 4111 1111"])
