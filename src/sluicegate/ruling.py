@@ -16,7 +16,7 @@ from sluicegate.core.phrases import START, Phrases
 from sluicegate.core.plan import Plan
 from sluicegate.core.speech import Speech
 from sluicegate.dialects import parameters, ruled_chat, ruled_messages, ruled_responses
-from sluicegate.dialects.asking import Texts, prompted
+from sluicegate.dialects.asking import Texts, prompted, usual
 from sluicegate.dialects.form import Request
 from sluicegate.dialects.ruled import Ruled, Shaper
 from sluicegate.trip import Attempt, Trip, Via
@@ -65,6 +65,8 @@ def _search(trip: Trip, banned: Phrases, request: Request, fields: dict[str, msg
     """Looks for what is banned. Whether something was masked."""
     if request.tokens:
         raise reject.tokens_unsearchable()
+    if usual(request) and not banned.anywhere(request.texts):
+        return False
     texts = Texts(fields)
     if not banned.anywhere(texts.all()):
         return False

@@ -69,7 +69,7 @@ NONE: frozenset[int] = frozenset()
 class Phrases:
     """Several phrases, compiled. Those that refuse and those that mask act; for those that report, texts stay as they are."""
 
-    __slots__ = ("_any", "_begun", "_each", "phrases")
+    __slots__ = ("_any", "_begun", "_each", "_first", "phrases")
 
     def __init__(self, phrases: Sequence[Phrase]) -> None:
         """Raises BadPattern."""
@@ -78,7 +78,9 @@ class Phrases:
         wholes = [_before(one) + one.whole + _behind(one) for one in parsed]
         self._each = [_compiled(whole) for whole in wholes]
         self._any = _compiled("|".join(wholes))
-        self._begun = _compiled("(?:" + "|".join([_before(one) + one.begun for one in parsed]) + r")\z")
+        begun = "(?:" + "|".join([_before(one) + one.begun for one in parsed]) + r")\z"
+        self._begun = _compiled(begun)
+        self._first = _compiled("|".join([*wholes, begun]))
 
     def find(self, text: str) -> frozenset[int]:
         """Which are in a whole text."""
@@ -93,6 +95,8 @@ class Phrases:
         text = state.pending + more
         folded = fold(text)
         data = (state.before + folded + (EDGE if end else "")).encode()
+        if not text or (not state.looked and not state.masked and self._is_clear(data)):
+            return Passed(START if end else State(folded[-1:] or state.before), text, NONE)  # the usual case
         base = len(state.before.encode())
         starts = _starts(text, folded, base)
         held = len(text) if end else self._held(data, text, starts)
@@ -103,6 +107,11 @@ class Phrases:
         looked = [base + at for at in state.looked] or [base] * len(self._each)
         spans = sorted(self._spans(data, text, starts, limit, looked), key=lambda span: (span[0], self.phrases[span[2]].action != "refuse", span[2]))
         return self._replaced(state, data, text, starts, held, spans, looked)
+
+    def _is_clear(self, data: bytes) -> bool:
+        """There is no phrase, and no beginning of one at the end but the empty one behind the last character."""
+        match = self._first.search(data)
+        return match is None or _after_first(data, match.start()) == len(data)
 
     def _replaced(
         self, state: State, data: bytes, text: str, starts: Sequence[int], held: int, spans: list[tuple[int, int, int]], looked: list[int]

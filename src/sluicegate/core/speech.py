@@ -100,9 +100,9 @@ class Speech:
 
     def whole(self, text: str) -> str:
         """A text that came in one piece."""
-        if self._noted is not None:
+        if self._noted is not None and self._noted.anywhere((text,)):
             self._found(self._noted, self._noted.find(text))
-        if self._banned is None:
+        if self._banned is None or (not self.refused and not self._banned.anywhere((text,))):
             return text
         passed = self._banned.read(START, text, end=True)
         whole = "" if self.refused else passed.text

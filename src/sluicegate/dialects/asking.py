@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Raw
 
 from sluicegate.core.content_rules import BETWEEN
-from sluicegate.dialects.form import BadRequest
+from sluicegate.dialects.form import BadRequest, Request
 
 _UNREAD = frozenset((  # fields of a body
     "model", "user", "metadata", "stop", "stop_sequences", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
@@ -34,7 +34,19 @@ _encode = msgspec.json.Encoder().encode
 _decode_items = msgspec.json.Decoder(list[dict[str, Raw]]).decode
 _decode_list = msgspec.json.Decoder(list[Raw]).decode
 
+# Requests with no other fields have all their texts in `Request.texts`, but for JSON in which something is escaped.
+_USUAL = frozenset((
+    "model", "messages", "stream", "stream_options", "temperature", "top_p", "top_k", "n", "seed", "stop", "stop_sequences", "user", "metadata",
+    "tools", "max_tokens", "max_completion_tokens", "max_output_tokens", "presence_penalty", "frequency_penalty", "system", "input", "instructions",
+    "prompt", "parallel_tool_calls", "store", "logprobs", "top_logprobs",
+))  # fmt: skip
+
 Leaf = tuple[Any, Any, str]  # an object or a list, the place in it, the text that stands there
+
+
+def usual(request: Request) -> bool:
+    """Whether `Request.texts` has every text of it as it is."""
+    return request.fields.keys() <= _USUAL and not any("\\" in text for text in request.texts)
 
 
 class Texts:
