@@ -1,5 +1,6 @@
 """Streams put together again: what a recorded stream says and what its answer in one piece says are the same, and so is the stream made of that."""
 
+import contextlib
 import json
 from collections import Counter
 from pathlib import Path
@@ -14,6 +15,7 @@ import support_golden
 from sluicegate.core.usage import Usage, merge
 from sluicegate.dialects import anthropic_messages, openai_chat, openai_completions, openai_responses
 from sluicegate.dialects.assembling import Assembler, Unfaithful, assembled, assembler_of
+from sluicegate.dialects.registry import between
 from support_inloop import chunk, sse, usage_chunk
 
 DIALECTS = {dialect.NAME: dialect for dialect in (openai_chat, openai_completions, openai_responses, anthropic_messages)}
@@ -258,6 +260,51 @@ def test_a_response_without_its_items_is_left_alone() -> None:
         assembled("openai_embeddings", b"")
 
 
+# -- between two dialects -----------------------------------------------------------------------------------------------------------------
+
+ASKED = {
+    "openai_chat": b'{"model":"m","messages":[{"role":"user","content":"a"}],"stream":%b}',
+    "openai_completions": b'{"model":"m","prompt":"a","stream":%b}',
+    "openai_responses": b'{"model":"m","input":"a","stream":%b}',
+    "anthropic_messages": b'{"model":"m","max_tokens":9,"messages":[{"role":"user","content":"a"}],"stream":%b}',
+}
+PAIRS = [(client, provider) for client in ASKED for provider in ("openai_chat", "anthropic_messages") if client != provider]
+
+
+def translated(client: str, provider: str, stream: bytes) -> tuple[bytes, bytes, Usage]:
+    """What a client of another dialect gets: the stream put together after it was translated, and the answer in one piece, translated."""
+    whole, streaming = [between(client, provider, DIALECTS[client].read_request(ASKED[client] % how), "req_1", 1) for how in (b"false", b"true")]
+    reader, assembler = streaming.StreamReader(), assembler_of(client)
+    assert assembler is not None
+    usage = Usage()
+    for event in (*reader.feed(stream), *reader.end()):
+        usage = merge(usage, event.usage) if event.usage is not None else usage
+        assembler.add(event.raw)
+    assembler.add(reader.last(usage))
+    return assembler.body(usage), whole.read_answer(assembled(provider, stream)).body, usage
+
+
+def alike(client: str, one: bytes, other: bytes) -> None:
+    """Words, calls, finishes and usage."""
+    dialect = DIALECTS[client]
+    assert of_body(dialect, one) == of_body(dialect, other) == of_stream(dialect, dialect.streamed(one))
+    if client == "openai_chat":
+        made = [[choice["message"].get("tool_calls") or [] for choice in json.loads(body)["choices"]] for body in (one, other)]
+        calls = [[(call["function"]["name"], json.loads(call["function"]["arguments"])) for some in each for call in some] for each in made]
+        assert calls[0] == calls[1]
+
+
+@pytest.mark.parametrize(("client", "provider"), PAIRS)
+def test_recorded_streams_between_dialects(client: str, provider: str) -> None:
+    """It makes no difference whether a stream is translated and then put together, or put together and then translated."""
+    paths = [path for path in support_golden.streams(provider) if path.stem not in LEFT_ALONE | {"two_choices_groq_usage"}]
+    assert len(paths) >= 5
+    for path in paths:
+        one, other, usage = translated(client, provider, path.read_bytes())
+        if usage.output_tokens:  # else the two are given different figures: what is charged, and none
+            alike(client, one, other)
+
+
 TEXTS = st.lists(st.text(st.characters(exclude_categories=("Cs",)), max_size=8), max_size=5)
 
 
@@ -285,6 +332,10 @@ def test_there_and_back(texts: list[str], thoughts: list[str], calls: list[tuple
     made = {call["id"]: call["function"]["arguments"] for call in answer["message"].get("tool_calls", ())}
     assert made == {f"c{i}": "".join([piece for at, piece in calls if at == i]) for i in begun} and answer["finish_reason"] == finish
     assert assembled("openai_chat", openai_chat.streamed(body)) == body
+    for client in ("openai_responses", "anthropic_messages"):
+        with contextlib.suppress(Unfaithful):  # arguments that are no JSON have no place in a message
+            one, other, _ = translated(client, "openai_chat", stream)
+            alike(client, one, other)
 
 
 @settings(max_examples=60, deadline=None)
