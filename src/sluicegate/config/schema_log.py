@@ -8,16 +8,24 @@ from sluicegate.config.fields import OnOff, Size, Whole
 from sluicegate.config.section import Section
 from sluicegate.core.redact import NAME, pattern_of
 
+SMALLEST_BYTES = 65_536  # of a log file that is put aside
+
 
 def _usable(written: str) -> str:
     pattern_of(written)
     return written
 
 
+def _roomy(size_bytes: int) -> int:
+    if size_bytes < SMALLEST_BYTES:
+        raise ValueError("must be at least 64KiB")
+    return size_bytes
+
+
 class Rotate(Section):
     """`log.requests.rotate:`"""
 
-    size_bytes: Size = Field(default=100_000_000, alias="size", ge=65_536)
+    size_bytes: Annotated[Size, AfterValidator(_roomy)] = Field(default=100_000_000, alias="size")
     keep: Whole = Field(default=10, ge=0, le=10_000)
     gzip: OnOff = True
 

@@ -33,6 +33,7 @@ AT_ONCE = 1 << 20  # bytes in one write
 OPENED_MAX = 100  # times in a row that a file is found renamed by others
 PIPE_WAIT_S = 1.0
 STDOUT = "stdout"
+STDOUT_FD = 1
 _ROTATED = re.compile(r"\.[0-9]{8}T[0-9]{6}\.[0-9]{6}(\.gz)?")
 
 
@@ -49,7 +50,7 @@ class LogFile:
 
     def __init__(self, to: str, rotation: Rotation, on_state: Callable[[str, str], None], time_ns: Callable[[], int] = time.time_ns) -> None:
         """time_ns: the wall clock."""
-        self._target = _Shared(1) if to == STDOUT else _File(Path(to), rotation, time_ns)
+        self._target = _Shared(STDOUT_FD) if to == STDOUT else _File(Path(to), rotation, time_ns)
         self._on_state = on_state
         self._queue: SimpleQueue[list[bytes] | None] = SimpleQueue()
         self._given = self._done = 0  # bytes; each is counted up by one thread only, and so are the two below

@@ -157,7 +157,7 @@ def line_of(entry: Entry, how: How, rules: Sequence[Rule]) -> Iterator[bytes]:
     seconds, millis = divmod(record.time_ms, 1000)
     head = b'{"time":"%b.%03dZ"' % (_second(seconds), millis)
     if entry.path:
-        head += b',"tenant":%b' % _encode("/".join([scope.name for scope in entry.path[:-1] if scope.kind != "global"]))
+        head += b',"tenant":%b' % _encode(next((scope.id for scope in reversed(entry.path) if scope.kind != "key"), ""))
     origin = entry.origin
     if origin is not None:
         price = {"rule": origin.rule, "date": origin.date, "source": origin.source, "entry": origin.entry}
