@@ -1,9 +1,11 @@
 """`sluicegate prices`: what deployments cost, what another catalogue would change, and taking it over."""
 
+import asyncio
 import contextlib
 import json
 import threading
 from collections.abc import Iterator
+from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,8 @@ from typer.testing import CliRunner
 from sluicegate.cli import prices
 from sluicegate.cli.console import InputError
 from sluicegate.prices.catalogue import bundled, in_use, write
+from sluicegate.records.directory import Directory, set_price
+from sluicegate.records.directory_rows import PriceRow
 
 CONFIG = """
 providers: {openai: {dialect: openai}, local: {provider: vllm}}
@@ -68,6 +72,26 @@ def test_it_lists_rates_and_who_says_so(config: Path) -> None:
         ("openai/other", "override", "2026-11-01"),
         ("local/smollm", "", ""),
     ]
+
+
+def test_prices_that_were_set_through_the_admin_api_are_among_them(config: Path) -> None:
+    """With their day and source, over whatever the file says; records that are not there yet are not made."""
+    records = config.parent / "records.db"
+    config.write_text(f"{config.read_text()}records: sqlite:///{records}\n")
+    assert "admin" not in run("--config", str(config)) and not records.exists()
+    price = {"input": 7, "output": 8, "tools": {"web_search": 10}, "date": "2026-11-20", "source": "a call"}
+
+    async def put() -> None:
+        directory = Directory(f"sqlite:///{records}")
+        try:
+            await directory.call(partial(set_price, row=PriceRow("openai/mine", price)))
+        finally:
+            await directory.close()
+
+    asyncio.run(put())
+    row = json.loads(run("--config", str(config), "--json"))[1]
+    assert (row["deployment"], row["rule"], row["date"], row["source"]) == ("openai/mine", "api", "2026-11-20", "a call")
+    assert "web_search 10 per 1,000 calls" in run("--config", str(config))
 
 
 def test_a_diff_tells_what_would_change_and_changes_nothing(config: Path, newer: Path) -> None:

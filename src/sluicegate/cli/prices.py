@@ -1,5 +1,7 @@
 """`prices`: what the deployments of a configuration cost and who says so; what a newer catalogue would change; and taking it over, when told to."""
 
+import asyncio
+import sys
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,11 +14,15 @@ from rich.table import Table
 
 from sluicegate.cli.console import DEFAULT_CONFIG, ConfigFile, EnvFile, InputError, console, loaded
 from sluicegate.config.load import Loaded
+from sluicegate.config.price_entries import read_price, repriced
 from sluicegate.core.prices import Price
 from sluicegate.core.tenants import Deployment
 from sluicegate.prices.catalogue import Catalogue, CatalogueError, in_use, read, write
-from sluicegate.prices.changes import Change, changes
+from sluicegate.prices.changes import TOOL, Change, changes
 from sluicegate.prices.genai import PUBLISHED, convert
+from sluicegate.records.directory import Directory, list_prices
+from sluicegate.records.directory_rows import PriceRow
+from sluicegate.records.rows import RecordsUnavailable
 
 FETCH_S = 30.0
 FETCH_MAX = 64 << 20
@@ -46,10 +52,11 @@ def show(
     env_file: EnvFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
-    """Print what each deployment costs, since when, by whom, and which rule said so."""
+    """Print what each deployment costs, since when, by whom, and which rule said so; with prices that were set through the admin API."""
     if context.invoked_subcommand is not None:
         return
-    rows = [_row(one) for one in _deployments(loaded(config, env_file))]
+    found = loaded(config, env_file)
+    rows = [_row(one) for one in _deployments(_put_over(found))]
     if as_json:
         console.print(msgspec.json.encode(rows).decode(), markup=False, highlight=False, soft_wrap=True)
         return
@@ -94,6 +101,28 @@ def apply(
     console.print(f"written to {file}", markup=False, highlight=False, soft_wrap=True)
 
 
+def _put_over(found: Loaded) -> Loaded:
+    """With what the records have from the admin API. Records that are not there yet have nothing."""
+    url = found.config.records
+    if url.startswith("sqlite:///") and not Path(url.removeprefix("sqlite:///")).exists():
+        return found
+    try:
+        rows = asyncio.run(_set_at_run_time(url))
+    except RecordsUnavailable:
+        print("the records do not answer: prices that were set through the admin API are not shown", file=sys.stderr)
+        return found
+    models = repriced(found.policy.models, {row.id: read_price(row.price) for row in rows})
+    return msgspec.structs.replace(found, policy=msgspec.structs.replace(found.policy, models=models))
+
+
+async def _set_at_run_time(url: str) -> list[PriceRow]:
+    directory = Directory(url)
+    try:
+        return await directory.call(list_prices, reading=True)
+    finally:
+        await directory.close()
+
+
 def _newer(source: str, latest: bool) -> Catalogue:
     """Another catalogue than the one in use. Raises InputError."""
     if bool(source) == latest:
@@ -136,7 +165,7 @@ def _tell(newer: Catalogue, old: Catalogue, found: Loaded, every: bool) -> None:
 def _rate(change: Change, value: int | None) -> str:
     if value is None:
         return "-"
-    return f"{_usd(value, 10**9)} per call" if change.rate.startswith("request_fee") else _usd(value)
+    return f"{_usd(value, 10**9)} per call" if change.rate.startswith(("request_fee", TOOL)) else _usd(value)
 
 
 def _deployments(found: Loaded) -> list[Deployment]:
@@ -156,6 +185,7 @@ def _more(price: Price) -> list[str]:
     lines = [f"{name} {_usd(rate)}" for name in named if (rate := getattr(price, name)) is not None]
     lines += [f"{_usd(price.request_fee, 10**9)} per call"] if price.request_fee else []
     lines += [f"above {tier.above}: {_usd(tier.price.input)} in, {_usd(tier.price.output)} out" for tier in price.tiers]
+    lines += [f"{name} {_usd(fee, 10**6)} per 1,000 calls" for name, fee in price.tools]
     return lines + [f"{tariff}: {_usd(one.input)} in, {_usd(one.output)} out" for tariff, one in price.variants]
 
 

@@ -9,9 +9,10 @@ from typing import Any
 
 from sluicegate.core.hosted import Hosted
 
-_VERSION = re.compile(r"(_preview)?(_\d{8}|_\d{4}_\d{2}_\d{2})?")
+_VERSION = re.compile(r"(_\d{8}|_\d{4}_\d{2}_\d{2})?")
+_PREVIEW = "_preview"  # of a tool: it may have a price of its own, and is told like the other
 # Tools that the client runs, though the provider describes them.
-_OF_CLIENTS = frozenset(("apply_patch", "computer", "computer_use", "local_shell"))
+_OF_CLIENTS = frozenset(("apply_patch", "computer", "computer_use_preview", "local_shell"))
 # Words in the names of fields, without separators, by which the provider runs something; others by which it gets input are of what it keeps.
 _RUNNING = ("agentid", "assistantid", "connector", "datasource", "grounding", "knowledge", "mcp", "plugin", "retriev", "search", "vectorstore")
 _CALL = "_call"
@@ -20,7 +21,7 @@ _SMALL = "1g"  # of a container: what its price is for
 
 
 def name_of(kind: str) -> str:
-    """`web_search` of `web_search_20250305`, `web_search_preview`, `openrouter:web_search`."""
+    """`web_search` of `web_search_20250305`, `openrouter:web_search`."""
     kind = kind[:100].lower().rpartition(":")[2]
     end = next(found.start() for i in range(len(kind) + 1) if (found := _VERSION.fullmatch(kind, i)))
     return kind[:end] or "tool"
@@ -29,6 +30,8 @@ def name_of(kind: str) -> str:
 def of_tool(kind: str, by: str, most: int | None = None, *, together: bool = False, told: str | None = "") -> tuple[Hosted, ...]:
     """A tool of this type, if it is the provider that runs it."""
     name = name_of(kind)
+    if told is not None and name.endswith(_PREVIEW):
+        told = name.removesuffix(_PREVIEW)
     return () if name in _OF_CLIENTS else (Hosted(name, by, most, together, told),)
 
 

@@ -46,13 +46,14 @@ class Rates(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
     tiers: list[TierRates]  # the first is above 0
     request_fee: int = 0  # nano-USD
     variants: dict[str, "Rates"] = {}
+    tools: dict[str, int] = {}  # nano-USD per call of tools that the provider runs; of the whole price alone
 
     def price(self) -> Price:
         """As the ledger is asked at it."""
         first, *others = [Price(**_classes(tier), request_fee=self.request_fee) for tier in self.tiers]
         tiers = tuple(Tier(tier.above, price) for tier, price in zip(self.tiers[1:], others, strict=True))
         variants = tuple((tariff, rates.price()) for tariff, rates in self.variants.items())
-        return msgspec.structs.replace(first, tiers=tiers, variants=variants)
+        return msgspec.structs.replace(first, tiers=tiers, variants=variants, tools=tuple(self.tools.items()))
 
 
 class Known(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):

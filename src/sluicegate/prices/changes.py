@@ -6,9 +6,11 @@ import msgspec
 
 from sluicegate.prices.catalogue import Catalogue, Known, Rates, TierRates
 
+TOOL = "call of "  # and the name of a tool that the provider runs
+
 
 class Change(msgspec.Struct, frozen=True):
-    """One rate of one model. Pico-USD per token, or nano-USD per call for `request_fee`; None: there is no such model, tier, variant or rate."""
+    """One rate of one model. Pico-USD per token, nano-USD per call for `request_fee` and tools; None: there is no such model, tier or rate."""
 
     model: str  # `openai/gpt-4o-mini`
     rate: str  # `input`, `output above 200000`, `input with service_tier=priority`
@@ -46,6 +48,7 @@ def _changes(model: str, before: Known | None, after: Known | None) -> Iterator[
 def _flat(rates: Rates, variant: str = "") -> Iterator[tuple[str, int]]:
     if rates.request_fee:
         yield f"request_fee{variant}", rates.request_fee
+    yield from ((f"{TOOL}{name}", fee) for name, fee in rates.tools.items())
     for tier in rates.tiers:
         for name in TierRates.__struct_fields__[1:]:
             value = getattr(tier, name)

@@ -1,6 +1,7 @@
 """A catalogue from what genai-prices publishes: https://github.com/pydantic/genai-prices, prices/new_data/v2/data.json (MIT licence).
 
-What is taken is what the gateway can hold: a price per token of each class, by tiers; a fee per request; the dearer tiers that a client may ask for.
+What is taken is what the gateway can hold: a price per token of each class, by tiers; fees per request and per search; the dearer tiers that a client
+may ask for.
 A model that is billed by anything else (hours, pages, images, searches that are part of every call) is left out, and so are models without a price:
 what is not known is refused under a dollar limit. Where a price depends on the time of day, or another is announced for later, the dearest of each
 class is taken and a note says so. Names are those that stand there in full or as the beginning of a name; patterns are left out.
@@ -33,6 +34,7 @@ _ELSE |= {"audio_input": "input", "audio_output": "output"}
 _BESIDE = {"web_searches_kcount", "storage_searches_kcount", "cache_audio_read_mtok", "cache_image_read_mtok", "cache_text_read_mtok"}
 _AT_MOST_TEXT = {f"{side}_{what}_mtok": f"{side}_mtok" for side in ("input", "output") for what in ("image", "video")}
 _FEE = "requests_kcount"
+_TOOLS = {"web_searches_kcount": "web_search"}
 _ASKED_FOR = {"service_tier", "speed", "inference_geo"}
 _AT_THE_PRICE = {"auto", "default", "flex", "standard"}  # what may be asked for and is charged at the price all the same (dialects/tariffs.py)
 
@@ -68,6 +70,10 @@ def _known(model: Mapping[str, Any], date: str) -> Known | None:
             merged = [one | prices for one in now + later]
             if all(map(_can_be_held, merged)):
                 rates.variants.setdefault(",".join(f"{name}={value}" for name, value in sorted(when.items())), _rates(merged))
+    for kind, name in _TOOLS.items():
+        fees = [_up(Decimal(one[kind]) * 10**6) for one in now + later if kind in one]
+        if fees:
+            rates.tools[name] = max(fees)
     notes = []
     if len(now) > 1:
         notes.append("the dearest of the day")

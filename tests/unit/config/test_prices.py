@@ -10,7 +10,7 @@ from sluicegate.core.prices import Origin, Price, Tier
 from sluicegate.core.tenants import Deployment, Policy
 from sluicegate.prices.catalogue import Catalogue, Known, Maker, Rates, TierRates, bundled, write
 
-MINI = Price(150_000, 600_000, cached_input=75_000)
+MINI = Price(150_000, 600_000, cached_input=75_000, tools=(("web_search", 10_000_000),))
 
 
 def policy(deployment: str = "provider: p, model: gpt-4o-mini", provider: str = "dialect: openai", prices: str = "{}", file: str = "") -> Policy:

@@ -16,8 +16,8 @@ from sluicegate.dialects.hosted import counted, name_of
     [
         ("web_search", "web_search"),
         ("web_search_20250305", "web_search"),
-        ("web_search_preview", "web_search"),
-        ("web_search_preview_2025_03_11", "web_search"),
+        ("web_search_preview", "web_search_preview"),
+        ("web_search_preview_2025_03_11", "web_search_preview"),
         ("openrouter:web_search", "web_search"),
         ("code_execution_20250825", "code_execution"),
         ("file_search", "file_search"),
@@ -49,6 +49,8 @@ def test_tools_of_responses() -> None:
     assert asked.hosted == (Hosted("web_search", "tools[0].type", 3, True), Hosted("mcp", "tools[2].type"))
     assert responses(tools=[{"type": "function", "name": "f"}]).hosted == ()
     assert responses(tools=[{"type": "web_search"}]).hosted[0].most is None
+    (preview,) = responses(tools=[{"type": "web_search_preview_2025_03_11"}]).hosted
+    assert (preview.name, preview.told) == ("web_search_preview", "web_search")
 
 
 @pytest.mark.parametrize(

@@ -104,3 +104,9 @@ def test_well_known_models_are_in_it(provider: str, model: str, price: tuple[int
 def test_what_is_billed_by_more_than_tokens_is_not_in_it(model: str) -> None:
     """It would be held at too little."""
     assert bundled().find("openai", model) is None
+
+
+def test_searches_have_their_fees() -> None:
+    """Where a vendor charges for each."""
+    found = bundled().price("anthropic", "claude-sonnet-4-5-20250929")
+    assert found is not None and found[0].tools == (("web_search", 10_000_000),)

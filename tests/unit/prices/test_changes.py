@@ -11,7 +11,7 @@ def catalogue(**models: Rates) -> Catalogue:
 OLD = catalogue(same=Rates([TierRates(0, 1, 2)]), gone=Rates([TierRates(0, 1, 2)]), other=Rates([TierRates(0, 1, 2), TierRates(10, 3, 4)], 5))
 NEW = catalogue(
     same=Rates([TierRates(0, 1, 2)]),
-    other=Rates([TierRates(0, 1, 3, cached_input=1), TierRates(10, 3, 4)], 6, {"speed=fast": Rates([TierRates(0, 7, 8)])}),
+    other=Rates([TierRates(0, 1, 3, cached_input=1), TierRates(10, 3, 4)], 6, {"speed=fast": Rates([TierRates(0, 7, 8)])}, {"web_search": 9}),
     new=Rates([TierRates(0, 1, 2)]),
 )
 
@@ -25,6 +25,7 @@ def test_each_rate_that_differs_is_told() -> None:
         Change("p/new", "output", None, 2),
         Change("p/other", "request_fee", 5, 6),
         Change("p/other", "output", 2, 3),
+        Change("p/other", "call of web_search", None, 9),
         Change("p/other", "cached_input", None, 1),
         Change("p/other", "input with speed=fast", None, 7),
         Change("p/other", "output with speed=fast", None, 8),

@@ -37,7 +37,7 @@ def test_every_class_is_taken_at_its_own_rate() -> None:
         "output_audio_mtok": 2, "requests_kcount": 5, "web_searches_kcount": 10,
     }  # fmt: skip
     tier = TierRates(0, 1_000_000, 2_000_000, 100_000, 1_250_000, 2_000_000, 3_000_000, 4_000_000)
-    assert known(prices) == Known(["m"], rates(tier, request_fee=5_000_000))
+    assert known(prices) == Known(["m"], rates(tier, request_fee=5_000_000, tools={"web_search": 10_000_000}))
 
 
 def test_finer_parts_are_rounded_up() -> None:
