@@ -81,26 +81,6 @@ def conflict(above: ContentRules | None, name: str, value: Any) -> bool:
     return above is not None and above.force.get(name, value) != value
 
 
-def told(rules: ContentRules | None) -> list[tuple[str, str]]:
-    """The rules that apply, in words: of which scope, and what. Patterns and texts are not quoted but for the beginnings of those that are added."""
-    return [(own.scope, line) for own in (rules.chain if rules is not None else ()) for line in _lines(own)]
-
-
-def _lines(own: Rules) -> list[str]:
-    lines = [f"{name}: {_shortened(text)}" for name, text in (("system_prompt", own.system_prompt), ("disclaimer", own.disclaimer)) if text]
-    for phrase in own.banned:
-        where = "input and output" if phrase.input and phrase.output else "input" if phrase.input else "output"
-        lines.append(f"banned {phrase.name}: {phrase.action} in {where}")
-    lines += [f"{name}: {size}" for name, size in (("max_input_tokens", own.max_input_tokens), ("max_input", own.max_input_bytes)) if size]
-    lines += [f"force {name}: {_encode(value).decode()}" for name, value in own.force]
-    return lines + [f"ceiling {name}: {value}" for name, value in own.ceilings]
-
-
-def _shortened(text: str) -> str:
-    line = " ".join(text.split())
-    return repr(line if len(line) <= 60 else line[:60] + "...")
-
-
 def _once(texts: Sequence[str]) -> tuple[str, ...]:
     """Those that say something, each where it stands first."""
     return tuple(dict.fromkeys(text for text in texts if text))

@@ -83,6 +83,8 @@ class Reader:
 
     def shaped(self, raw: bytes) -> list[bytes]:
         """Bytes for the client, in events."""
+        if raw.startswith(b"data: ") and raw.find(b"\n") == len(raw) - 2 and raw.endswith(b"\n\n"):  # as nearly always
+            return self._shaper.event(RawEvent(raw, "", raw[6:-2]))
         lines = Lines()
         return [piece for event in (*lines.feed(raw), *lines.end()) for piece in self._shaper.event(event)]
 

@@ -6,6 +6,9 @@ does the disclaimer. It stands behind the text of each choice that says somethin
 
 from typing import Any
 
+import msgspec
+from msgspec import Struct
+
 from sluicegate.core.content_rules import BETWEEN
 from sluicegate.core.speech import Channel, Speech
 from sluicegate.dialects.openai_body import int_or
@@ -13,6 +16,26 @@ from sluicegate.dialects.openai_responses_output import encoded
 from sluicegate.dialects.ruled import decoded, pieces, whole, written
 from sluicegate.dialects.sse import RawEvent
 
+
+class _Delta(Struct, gc=False, forbid_unknown_fields=True):
+    content: str
+    role: str | None = None
+
+
+class _Choice(Struct, gc=False, forbid_unknown_fields=True):
+    delta: _Delta
+    index: int = 0
+    finish_reason: None = None
+    logprobs: None = None
+
+
+class _Chunk(Struct, gc=False):
+    """The usual chunk, in which something is said and nothing else. Only here is speed of interest."""
+
+    choices: list[_Choice]
+
+
+_decode_chunk = msgspec.json.Decoder(_Chunk).decode
 _CALLS = ("tool_calls", "function_call")
 _SAID = ("content", "text")  # where the client reads the answer itself
 
@@ -23,7 +46,7 @@ class Shaper:
     def __init__(self, speech: Speech, disclaimer: str) -> None:
         self.speech = speech
         self._disclaimer = disclaimer
-        self._head: dict[str, Any] = {}
+        self._last = b""  # chunk
         self._tails: dict[int, str] = {}  # the ends of what was said, by choice; without any, nothing was said
         self._done: frozenset[int] = frozenset()  # choices that have ended or have called a tool
 
@@ -63,17 +86,37 @@ class Shaper:
             return [event.raw]
         if event.data.strip() == b"[DONE]":
             return [*self._chunks(None), event.raw]
+        try:
+            said = _decode_chunk(event.data).choices
+        except (ValueError, RecursionError):
+            said = []
+        if len(said) == 1:
+            return [self._usual(event, said[0].index, said[0].delta.content)]
         chunk = decoded(event.data)
         choices = chunk.get("choices") if isinstance(chunk, dict) else None
         if not isinstance(choices, list) or not choices:
             return [event.raw]
-        self._head = {name: value for name, value in chunk.items() if name not in ("choices", "usage", "sluicegate")}
+        self._last = event.data
         before: list[bytes] = []
         changed = False
         for place, choice in enumerate(choices):
             if isinstance(choice, dict):
                 changed |= self._choice(int_or(choice.get("index"), place), choice, before)
         return [*before, written(event, chunk) if changed else event.raw]
+
+    def _usual(self, event: RawEvent, index: int, text: str) -> bytes:
+        self._last = event.data
+        told = self.speech.say((index, "delta", "content"), text)
+        if self._disclaimer and text:
+            self._add(index, told)
+        if told == text:
+            return event.raw
+        chunk = decoded(event.data)
+        chunk["choices"][0]["delta"]["content"] = told
+        return written(event, chunk)
+
+    def _add(self, index: int, text: str) -> None:
+        self._tails[index] = (self._tails.get(index, "") + text)[-len(self._disclaimer) - 40 :]
 
     def _choice(self, index: int, choice: dict[str, Any], before: list[bytes]) -> bool:
         """One choice in a chunk. Whether it was changed."""
@@ -85,8 +128,7 @@ class Shaper:
             self._done |= {index}
         changed = pieces(self.speech, choice, (index,), last)
         if spoken or index in self._tails:
-            text = "".join([said[name] for name in _SAID if isinstance(said.get(name), str)])
-            self._tails[index] = (self._tails.get(index, "") + text)[-len(self._disclaimer) - 40 :]
+            self._add(index, "".join([said[name] for name in _SAID if isinstance(said.get(name), str)]))
         if not last:
             return changed
         here = next((name for name in _SAID if isinstance(said.get(name), str) and said[name]), "")
@@ -115,10 +157,10 @@ class Shaper:
             if index in (None, channel[0]) and (rest := self.speech.end(channel)):
                 out.append(self._chunk(channel, rest))
                 if channel[-1] in _SAID and isinstance(choice := channel[0], int) and choice in self._tails:
-                    self._tails[choice] = (self._tails[choice] + rest)[-len(self._disclaimer) - 40 :]
+                    self._add(choice, rest)
         for choice in [index] if index is not None else list(self._tails):
             if disclaimed and self._due(choice):
-                field: Channel = ("text",) if self._head.get("object") == "text_completion" else ("delta", "content")
+                field: Channel = ("text",) if self._head().get("object") == "text_completion" else ("delta", "content")
                 out.append(self._chunk((choice, *field), BETWEEN + self._disclaimer))
                 self._done |= {choice}
         return out
@@ -129,4 +171,9 @@ class Shaper:
         for step in reversed(channel[1:]):
             inside = {step: inside} if isinstance(step, str) else [{"index": step, **inside}]
         choice = {"index": channel[0], **inside, "logprobs": None, "finish_reason": None}
-        return b"data: %b\n\n" % encoded(self._head | {"choices": [choice]})
+        return b"data: %b\n\n" % encoded(self._head() | {"choices": [choice]})
+
+    def _head(self) -> dict[str, Any]:
+        """What all chunks repeat."""
+        last = decoded(self._last)
+        return {name: value for name, value in last.items() if name not in ("choices", "usage", "sluicegate")} if isinstance(last, dict) else {}

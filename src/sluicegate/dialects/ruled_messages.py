@@ -76,10 +76,8 @@ class Shaper:
                 return [*self._released(), self._start(event, said, int_or(said.get("index"), 0))]
             case "message_delta" | "message_stop":
                 return [*self._rest(), *self._released(ends=True), event.raw]
-        if self._kept:  # a ping, in its place
-            self._kept += event.raw
-            return []
-        return [event.raw]
+        self._kept += event.raw if self._kept else b""  # a ping, in its place
+        return [] if self._kept else [event.raw]
 
     def _stop(self, event: RawEvent, index: int) -> list[bytes]:
         rest = self._rest()

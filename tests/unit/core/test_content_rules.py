@@ -68,23 +68,6 @@ def test_the_digest_is_of_what_shapes_answers() -> None:
     assert masked[0] == ContentRules(masked[0].chain) and hash(masked[0]) == hash(ContentRules(masked[0].chain))
 
 
-def test_the_rules_that_apply_can_be_told() -> None:
-    """Each of them, with the scope that it is of; phrases by their names alone."""
-    rules = ContentRules((ABOVE, Rules("acme/team", banned=(Phrase("gun", "secret gun", "report", output=False),))))
-    assert content_rules.told(rules) == [
-        ("acme", "system_prompt: 'Be kind.'"),
-        ("acme", "disclaimer: 'No advice.'"),
-        ("acme", "banned bomb: refuse in input and output"),
-        ("acme", "max_input_tokens: 1000"),
-        ("acme", "max_input: 500"),
-        ("acme", "force temperature: 0.5"),
-        ("acme", "ceiling max_output: 100"),
-        ("acme", "ceiling n: 4"),
-        ("acme/team", "banned gun: report in input"),
-    ]
-    assert content_rules.told(None) == []
-
-
 @pytest.mark.parametrize("text", ['{"a": "bomb", "bomb": ["BOMB"]}', "a bomb", '["bomb"', '"bomb"'])
 def test_a_report_names_what_it_finds_in_arguments_and_changes_nothing(text: str) -> None:
     """They go on as they come, and are searched when they are whole."""
