@@ -241,6 +241,14 @@ async def test_a_key_that_may_not_use_the_model(tmp_path: Path) -> None:
         assert (answer.status, answer.code, told(answer)) == (404, "model_not_found", "")
 
 
+async def test_a_key_that_is_left_out(tmp_path: Path) -> None:
+    """Gets no answer that is kept, gives none, and is told nothing of a cache."""
+    tenants = "\n  acme: {keys: [{name: one, key: sk-one}, {name: two, key: sk-two, cache: off}]}"
+    async with running(tmp_path, more="cache: {mode: all, scope: organization}", tenants=tenants) as bench:
+        assert [told(await bench.chat(key, **NO_USER)) for key in ("sk-two", "sk-one", "sk-two", "sk-one")] == ["", "miss", "", "hit"]
+        assert calls(bench) == 3
+
+
 # -- what is looked up, and kept ------------------------------------------------------------------------------------------------------------
 
 

@@ -27,11 +27,12 @@ class Above(msgspec.Struct, frozen=True):
     priority: Priority | None
     depth: int  # 0: nothing but the global limits is above
     rules: ContentRules | None = None
+    cached: bool = True
 
 
 def below_key(key: Key) -> Above:
     """What a key's own keys inherit: its limits bind them too."""
-    return Above(key.tree, key.path, key.counters, key.models, key.priority, len(_KINDS), key.rules)
+    return Above(key.tree, key.path, key.counters, key.models, key.priority, len(_KINDS), key.rules, key.cached)
 
 
 class TenantTree(Compiling):
@@ -77,6 +78,7 @@ class TenantTree(Compiling):
             tenant.priority or above.priority,
             above.depth + 1,
             compile_rules.compiled(above.rules, tenant.rules, scope.id, (*where, "rules"), self.problem),
+            self.cached(above.cached, tenant, (*where, "cache")),
         )
         self.at[scope.id] = here
         names: set[str] = set()
@@ -113,7 +115,14 @@ class TenantTree(Compiling):
             priority=key.priority or above.priority,
             may_create_sub_keys=key.may_create_sub_keys,
             rules=compile_rules.compiled(above.rules, key.rules, scope.id, (*where, "rules"), self.problem),
+            cached=self.cached(above.cached, key, (*where, "cache")),
         )
+
+    def cached(self, above: bool, written: schema.Tenant | schema.Key, path: Path) -> bool:
+        """Whether requests from here may meet a cache."""
+        if written.cache and not above and "cache" in written.model_fields_set:
+            self.problem(path, "is off at the tenant above, and so off here")
+        return above and written.cache
 
     def counters(self, tree: str, scope: Scope, written: Sequence[Limit | None], path: Path) -> tuple[Counter, ...]:
         self.check_models_of(written, path)

@@ -319,6 +319,7 @@ class Key(Section):
     priority: Priority | None = None
     may_create_sub_keys: OnOff = False
     rules: Rules = Rules()
+    cache: OnOff = True
     _plain: bool = PrivateAttr(default=False)
     _digest: bytes = PrivateAttr(default=b"")
 
@@ -349,6 +350,7 @@ class Tenant(Section):
     models: list[str] | None = None
     priority: Priority | None = None
     rules: Rules = Rules()
+    cache: OnOff = True
     keys: list[Key] = []
     children: dict[str, "Tenant"] = {}
 

@@ -241,7 +241,7 @@ class Plans:
                 self._of_key.clear()
             template = Template(key.tree, key.counters, model.name, key.priority)
             digest = key.rules.digest if key.rules is not None else b""
-            cache = CachePlan(key, model, model.cache, template, digest) if model.cache is not None else None
+            cache = CachePlan(key, model, model.cache, template, digest) if model.cache is not None and key.cached else None
             plan = self._of_key[key.id, model.name] = Plan(key, model, template, cache)
         return plan
 

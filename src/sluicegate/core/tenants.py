@@ -179,6 +179,7 @@ class Key(msgspec.Struct, frozen=True):
     priority: Priority | None = None  # None: nothing is reserved from it, and it waits like normal
     may_create_sub_keys: bool = False  # whoever has it may make keys below it
     rules: ContentRules | None = None  # on the content of requests and answers; None: there are none
+    cached: bool = True  # its requests may meet a cache
 
 
 class Budget(msgspec.Struct, frozen=True):

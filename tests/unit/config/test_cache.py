@@ -75,6 +75,21 @@ def test_redis_needs_a_ledger_there() -> None:
         assert caching(f"{{mode: all, backend: {backend}}}", ledger="redis://127.0.0.1:6379/0") is not None
 
 
+def test_tenants_and_keys_may_be_left_out() -> None:
+    """With all that is below them; who says that it is on below one where it is off is told so."""
+
+    def keys(team: str, key: str) -> dict[str, bool]:
+        written = f"children: {{t: {{cache: {team}, keys: [{{name: k, key: sk-1, cache: {key}}}, {{name: l, key: sk-2}}]}}}}"
+        rest = REST.replace("keys: [{name: k, key: sk-1}]", f"keys: [{{name: k, key: sk-3}}], {written}")
+        text = f"ledger: memory://\nmodels: {{a: {{deployments: [{{provider: mock, model: a}}]}}}}{rest}"
+        return {one.id: one.cached for one in load_text(text, {}).policy.keys.values()}
+
+    assert keys("on", "off") == {"acme/@k": True, "acme/t/@k": False, "acme/t/@l": True}
+    assert keys("off", "off") == {"acme/@k": True, "acme/t/@k": False, "acme/t/@l": False}
+    with pytest.raises(ConfigError, match=r"tenants.acme.children.t.keys\[0\].cache: is off at the tenant above"):
+        keys("off", "on")
+
+
 def test_the_page_says_what_is_so() -> None:
     """Every field is on it, and what it shows can be used."""
     page = (DOCS / "cache.md").read_text()
