@@ -323,7 +323,8 @@ class Gateway:
         policy, key = self.policy, await self.who(exchange)
         try:
             request = read_request(await exchange.read_body(self._max_body_bytes))
-            model = self._plan(policy, key, request).model
+            plan = self._plan(policy, key, request)
+            model, request = plan.model, request if plan.rules is None else ruling.counted(plan.rules, request, read_request)
             figures = self.learned.figures(request, model, model.deployments[0], key, policy.budget)
         except BadRequest as error:
             raise reject.bad_request(error) from None

@@ -15,7 +15,7 @@ from sluicegate.core.estimate import Learned
 from sluicegate.core.phrases import START, Phrases
 from sluicegate.core.plan import Plan
 from sluicegate.core.speech import Speech
-from sluicegate.dialects import parameters, ruled_chat, ruled_messages, ruled_responses
+from sluicegate.dialects import anthropic_messages, parameters, ruled_chat, ruled_messages, ruled_responses
 from sluicegate.dialects.asking import Texts, prompted, usual
 from sluicegate.dialects.form import Request
 from sluicegate.dialects.ruled import Ruled, Shaper
@@ -48,6 +48,12 @@ def ask(trip: Trip, plan: Plan, rules: ContentRules, request: Request, size: int
     if trip.include:
         telling.prepare(ruled, trip.dialect.NAME, trip.include)
     return ruled
+
+
+def counted(rules: ContentRules, request: Request, read: Callable[[bytes], Request]) -> Request:
+    """A request of Anthropic's messages whose tokens are to be counted, with the text that is put in. Raises BadRequest."""
+    fields = dict(request.fields)
+    return read(_encode(fields)) if rules.prompts and prompted(anthropic_messages.NAME, fields, rules.prompts) else request
 
 
 def _check_size(plan: Plan, rules: ContentRules, request: Request, size: int, learned: Learned, trip: Trip) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from support_admin import Api, more
 from support_inloop import running
 
 MASK = "{name: words, pattern: of and to, action: mask, mask: '#', on: output}"
@@ -33,12 +34,12 @@ async def test_a_stream_under_rules_is_charged_as_it_was_produced(tmp_path: Path
 
 async def test_a_stream_that_the_budget_cuts_says_only_what_is_covered(tmp_path: Path) -> None:
     """The cap holds; what waited and was covered comes before the end, and so does the disclaimer, once."""
-    rules = f"{{disclaimer: No advice., banned: [{MASK}]}}\nbudget: {{estimator: fixed, fixed_output: 100}}"
-    options = {"completion": 900, "tpot": 1}
+    rules = f"{{disclaimer: No advice., banned: [{MASK}]}}\nbudget: {{estimator: fixed, fixed_output: 40}}"
+    options = {"completion": 900, "tpot": 2}
     async with running(tmp_path, extend=True, options=options, **ruled(rules, limits="[1000 tokens/day]")) as bench:
         bench.slack = 300
         connection = await bench.open(stream=True, max_tokens=900)
-        await connection.until(b'" is"')
+        await connection.until(b'" the"')
         await bench.chat(max_tokens=600)
         reply = await connection.rest()
         assert (reply.truncated, reply.finishes, reply.done) == ("budget", {0: "length"}, True)
@@ -137,3 +138,15 @@ async def test_forced_and_injected_text_is_held(tmp_path: Path) -> None:
         reply = await bench.chat(max_tokens=1000)
         assert (reply.status, reply.headers["x-sluicegate-changed"]) == (200, "max_tokens")
         assert reply.json["usage"]["completion_tokens"] == 10
+
+
+async def test_keys_made_at_run_time_have_the_rules_of_where_they_hang(tmp_path: Path) -> None:
+    """A tenant's below it, a key's for its own keys."""
+    rules = f"rules: {{banned: [{MASK}]}}"
+    async with running(tmp_path, more=f"{more()}\n{rules}") as bench:
+        bench.whole = False
+        api = Api(bench)
+        made = await api.key(may_create_sub_keys=True)
+        reply = await bench.chat(made["secret"], max_tokens=30)
+        assert reply.json["choices"][0]["message"]["content"].startswith(" the # in")
+        assert bench.record.rules == "words"

@@ -113,6 +113,25 @@ def test_the_last_mark_and_the_first_refusal_are_the_same_exhaustion() -> None:
     assert (refusal.request_id, refusal.path, refusal.requested) == ("req_1", "POST /v1/chat/completions", 20_000_000)
 
 
+def test_what_content_rules_find_is_told_once_a_second() -> None:
+    """One event for a rule and a key, with the number of requests; nothing is noted in the audit log."""
+    case = Case()
+    for _ in range(3):
+        case.alarms.ruled({"a", "b"}, "acme/team/@k")
+    case.alarms.ruled({"a"}, "other/@k")
+    told = {(event.type, event.subject, event.key_id, event.tenant, event.count) for event in case.pass_time()}
+    whose = ("acme/team/@k", ("acme", "acme/team"))
+    assert told == {
+        ("content.matched", "a", *whose, 3),
+        ("content.matched", "b", *whose, 3),
+        ("content.matched", "a", "other/@k", ("other",), 1),
+    }
+    assert case.noted.entries == []
+    for number in range(200):
+        case.alarms.ruled({f"r{number}"}, "k")
+    assert len(case.pass_time()) == 3 + 100
+
+
 def test_a_shadow_limit_is_told_as_one() -> None:
     """It refuses nobody."""
     case = Case()

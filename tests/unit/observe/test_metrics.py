@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -14,7 +15,7 @@ from sluicegate.core.record import Attempt, Record
 from sluicegate.core.usage import Usage
 from sluicegate.observe import siblings as module
 from sluicegate.observe.exposition import render
-from sluicegate.observe.metrics import FAST_US, Histogram, Metrics
+from sluicegate.observe.metrics import FAST_US, Counts, Histogram, Metrics
 from sluicegate.observe.siblings import Siblings
 
 MODELS = {"chat", "small"}
@@ -82,6 +83,16 @@ def test_refusals_truncations_and_overruns(metrics: Metrics) -> None:
     assert found["sluicegate_shadow_refusals_total", "key tokens/day"] == 1
     assert found["sluicegate_limit_warnings_total", "team usd/month"] == 1
     assert found["sluicegate_requests_total", "", "chat", "429"] == 1
+
+
+def test_content_rules(metrics: Metrics) -> None:
+    """Each rule that found something in a request counts, and workers' counts add up."""
+    metrics.observe(served(rules="a, b"))
+    metrics.observe(served(rules="a"))
+    assert [shown(metrics)["sluicegate_content_rules_total", rule] for rule in ("a", "b")] == [2, 1]
+    counts = metrics.counts()
+    counts.add(msgspec.convert(msgspec.to_builtins(counts), Counts))
+    assert counts.rules == {"a": 4, "b": 2}
 
 
 def test_waits(metrics: Metrics) -> None:
