@@ -42,7 +42,9 @@ def as_bytes(command: str) -> bytes:
     return f"{head}\r\n\r\n{body}".encode()
 
 
-@pytest.mark.parametrize(("page", "count"), [("admin.md", 25), ("plan.md", 1), ("how-to/give-a-team-a-budget.md", 5), ("how-to/repair-a-counter.md", 8)])
+@pytest.mark.parametrize(
+    ("page", "count"), [("admin.md", 25), ("prices.md", 4), ("plan.md", 1), ("how-to/give-a-team-a-budget.md", 5), ("how-to/repair-a-counter.md", 8)]
+)
 async def test_every_line_works(tmp_path: Path, page: str, count: int) -> None:
     """As it stands, in the order of the page."""
     more = "admin: {key: sk-sluicegate-admin, chaos: on}"
