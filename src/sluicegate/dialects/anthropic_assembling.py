@@ -62,6 +62,9 @@ class MessageAssembler:
         self._blocks: dict[int, _Block] = {}
         self._usage: dict[str, Any] | None = None
 
+    def usual(self, data: bytes) -> bool:
+        return False
+
     def take(self, name: str, data: dict[str, Any]) -> None:
         kind = data.get("type") or name
         if kind == "message_start" and isinstance(data.get("message"), dict) and self._message is None:

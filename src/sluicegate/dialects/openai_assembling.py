@@ -6,6 +6,9 @@ apart by their index, and at one index by their ids. Sound is left alone: its pi
 
 from typing import Any
 
+import msgspec
+from msgspec import Raw, Struct
+
 from sluicegate.core.usage import Usage
 from sluicegate.dialects.openai_body import NOT_OUTPUT, int_or
 from sluicegate.dialects.openai_chat_reply import usage_fields
@@ -22,6 +25,34 @@ _LISTS = frozenset(("logprobs", "token_ids"))
 _PIECES = frozenset(("text", "summary", "data"))  # of a detail of reasoning
 
 
+class _Said(Struct, gc=False, forbid_unknown_fields=True):
+    content: str
+
+
+class _Saying(Struct, gc=False, forbid_unknown_fields=True):
+    delta: _Said
+    index: int = 0
+    logprobs: None = None
+    finish_reason: None = None
+
+
+class _Text(Struct, gc=False, forbid_unknown_fields=True):
+    """The usual chunk of a chat: what is known of the answer already, and a text."""
+
+    choices: list[_Saying]
+    id: str = ""
+    object: str = ""
+    created: int = 0
+    model: str = ""
+    service_tier: str | None = None
+    system_fingerprint: str | None = None
+    usage: None = None
+    obfuscation: Raw = Raw()
+
+
+_decode_text = msgspec.json.Decoder(_Text).decode
+
+
 class _Chunks:
     """Chunks with choices."""
 
@@ -31,6 +62,9 @@ class _Chunks:
         self._head: dict[str, Any] = {}
         self._choices: dict[int, _Choice] = {}
         self._usage: Any = None
+
+    def usual(self, data: bytes) -> bool:
+        return False
 
     def take(self, name: str, data: dict[str, Any]) -> None:
         if name == "error" or data.get("error") is not None or "sluicegate" in data:
@@ -105,6 +139,10 @@ class _Choice:
         """Whether a field was output, which has been taken."""
         raise NotImplementedError
 
+    def say(self, text: str) -> None:
+        """A text that a chunk says alone."""
+        raise NotImplementedError
+
     def whole(self, index: int) -> dict[str, Any]:
         raise NotImplementedError
 
@@ -113,6 +151,20 @@ class ChatAssembler(_Chunks):
     """A chat."""
 
     kind = "chat.completion"
+
+    def usual(self, data: bytes) -> bool:
+        try:
+            chunk = _decode_text(data)
+            (said,) = chunk.choices
+        except (ValueError, RecursionError):  # of several choices, or none, too
+            return False
+        known, head = self._choices.get(said.index), self._head.get
+        if known is None or not (head("id") and head("created") and head("model")):
+            return False
+        if (chunk.system_fingerprint and not head("system_fingerprint")) or (chunk.service_tier and not head("service_tier")):
+            return False
+        known.say(said.delta.content)
+        return True
 
     def usage(self, usage: Usage) -> dict[str, Any]:
         return usage_fields(usage)
@@ -161,6 +213,9 @@ class _ChatChoice(_Choice):
             self._message.take(value)
         return True
 
+    def say(self, text: str) -> None:
+        self._message.say(text)
+
     def whole(self, index: int) -> dict[str, Any]:
         return {"index": index, "message": self._message.whole(), "logprobs": None, **self.fields}
 
@@ -176,6 +231,9 @@ class _Message:
         self._calls: list[_Call] = []
         self._at: dict[Any, _Call] = {}  # the latest call at an index
         self._function: _Call | None = None
+
+    def say(self, text: str) -> None:
+        self._texts.setdefault("content", []).append(text)
 
     def take(self, delta: Any) -> None:
         if not isinstance(delta, dict | None):
@@ -292,6 +350,9 @@ class ResponseAssembler:
     def __init__(self) -> None:
         self._response: dict[str, Any] | None = None
         self._items = 0
+
+    def usual(self, data: bytes) -> bool:
+        return False
 
     def take(self, name: str, data: dict[str, Any]) -> None:
         kind = data.get("type") or name
