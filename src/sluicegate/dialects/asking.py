@@ -1,8 +1,8 @@
 """What a request says to a model, as content rules look at it: every text in it, and where a system prompt stands first in each dialect.
 
 All strings of a body are texts but those that are names of kinds and ids, settings that no model reads, and encoded pictures, sounds and files.
-Strings in the arguments of earlier calls, which are JSON in a string, are texts of their own. What cannot be read as text (tokens, files, pictures)
-is not searched.
+Strings in the arguments of earlier calls, which are JSON in a string, are texts of their own; so are the names of properties in schemas. What cannot
+be read as text (tokens, files, pictures) is not searched.
 
 The system prompt is a message of its own before all others (chat, messages as a block of `system`), the beginning of `instructions` (responses) or
 of each prompt (completions). A client that sends it has it where it would stand, or it is taken out elsewhere: it is there once. Embeddings get
@@ -94,6 +94,8 @@ def _leaves(value: Any) -> Iterator[Leaf]:
                     yield holder, place, each
             elif isinstance(each, dict | list):
                 inside.append(each)
+                if place == "properties":  # of a schema: what they are called is read
+                    yield from ((each, "name", name) for name in each)
         waiting += reversed(inside)
 
 

@@ -49,7 +49,13 @@ def reading() -> list[Reject]:
 def calling() -> list[Reject]:
     """Of a request that an upstream is to answer."""
     away = reject.ledger_unavailable(), reject.ledger_recovering()
-    return [*reading(), *_refusals(), reject.price_unknown("model"), *away, *_once(), *_upstream()]
+    return [*reading(), *_refusals(), reject.price_unknown("model"), *away, *_ruled(), *_once(), *_upstream()]
+
+
+def _ruled() -> list[Reject]:
+    """By content rules."""
+    too_large = [reject.input_too_large(rule, 9_000, 8_000) for rule in ("max_input_tokens", "max_input")]
+    return [reject.content_policy("project-x", "input"), reject.content_policy("project-x", "output"), *too_large]
 
 
 def _once() -> list[Reject]:

@@ -33,7 +33,7 @@ def plain(read: dict[str, Any]) -> Any:
             ["f", "k", "v!"],
         ),
         ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"arguments": '{"k'}}]}]}, ['{"k']),
-        ({"tools": [{"type": "function", "function": {"description": "d", "parameters": {"properties": {"p": {"enum": ["e"]}}}}}]}, ["d", "e"]),
+        ({"tools": [{"type": "function", "function": {"description": "d", "parameters": {"properties": {"p": {"enum": ["e"]}}}}}]}, ["d", "e", "p"]),
         ({"system": [{"type": "text", "text": "s", "cache_control": {"type": "ephemeral"}}]}, ["s"]),
         ({"content": [{"source": {"type": "text", "data": "doc"}}, {"source": {"type": "base64", "media_type": "x/y", "data": "QUJD"}}]}, ["doc"]),
         ({"prompt": ["a", "b"], "suffix": "c", "extra_body": {"note": "d"}}, ["a", "b", "c", "d"]),
