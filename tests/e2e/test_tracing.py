@@ -7,12 +7,14 @@ import json
 import re
 import time
 from collections.abc import AsyncIterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sluicegate.config.load import ConfigError, load_text
+from support_admin import Api, more
 from support_inloop import Bench, Reply, config_text, running, whole
 from support_otlp import OK, Receiver, Span, receiving
 
@@ -31,7 +33,7 @@ ANSWER = json.dumps(
 
 
 @contextlib.asynccontextmanager
-async def traced(directory: Path, tracing: str = "", more: str = "", **settings: Any) -> AsyncIterator[tuple[Bench, Receiver]]:
+async def traced(directory: Path, tracing: str = "", *, more: str = "", **settings: Any) -> AsyncIterator[tuple[Bench, Receiver]]:
     """A gateway whose spans are with the receiver once it has ended."""
     async with receiving() as receiver:
         section = f"tracing: {{endpoint: '{receiver.url}'{tracing}}}"
@@ -288,6 +290,17 @@ async def test_who_has_no_key_has_no_spans(tmp_path: Path) -> None:
     assert receiver.spans == []
 
 
+async def test_the_records_have_the_trace(tmp_path: Path) -> None:
+    """So that whoever looks at a request finds its spans."""
+    async with traced(tmp_path, more=more()) as (bench, _):
+        bench.whole = False
+        assert (await asked(bench, PARENT)).status == 200
+        async with asyncio.timeout(5):
+            while not (found := (await Api(bench)("GET", "requests")).json["data"]):  # noqa: ASYNC110  (another thread writes)
+                await asyncio.sleep(0.05)
+        assert found[0]["trace_id"] == TRACE
+
+
 # -- the receiver -------------------------------------------------------------------------------------------------------------------------
 
 
@@ -393,7 +406,7 @@ def test_a_mistake_names_its_field(tmp_path: Path, section: str, field: str, why
 
 def test_what_is_not_installed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The field, and the extra that has it; without the section nothing is missed."""
-    monkeypatch.setattr("sluicegate.config.compile.find_spec", lambda name: None)
+    monkeypatch.setattr("sluicegate.config.compile.find_spec", lambda name: None if name.startswith("opentelemetry") else find_spec(name))
     text = config_text(tmp_path, "http://127.0.0.1:1/v1")
     load_text(text, {})
     with pytest.raises(ConfigError, match=r"tracing: .*sluicegate\[otel\]"):

@@ -92,7 +92,7 @@ class _Compiler(Compiling):
         tracing = self.config.tracing
         if tracing is None:
             return
-        if find_spec("opentelemetry") is None or find_spec("opentelemetry.sdk") is None or find_spec("opentelemetry.exporter") is None:
+        if not (_installed("opentelemetry.sdk.trace") and _installed("opentelemetry.exporter.otlp.proto.http")):
             self.problem(("tracing",), "needs what is not installed: pip install 'sluicegate[otel]'")
         try:
             _ = tracing.headers
@@ -107,6 +107,13 @@ class _Compiler(Compiling):
             if len(amounts) > MARKS_OF_COUNTER_MAX:
                 where = "models" if prefix.startswith("sg1:{d/") else "tenants"
                 self.problem((where,), f"{counting.name(counter)} has {len(amounts)} warning marks; {MARKS_OF_COUNTER_MAX} can be told apart")
+
+
+def _installed(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # the package that it is in
+        return False
 
 
 def in_redis(ledger: str) -> bool:
