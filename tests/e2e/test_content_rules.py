@@ -57,6 +57,7 @@ tenants:
           - {{name: it, key: sk-masked}}
           - {{name: more, key: sk-more, rules: {{banned: [{{name: iban, pattern: 'regex:de\\d{{2}}( ?\\d{{4}}){{4}}', action: mask, on: input}}]}}}}
       refused: {{rules: {{banned: [{{name: words, pattern: of and to, on: output}}]}}, keys: [{{name: it, key: sk-refused}}]}}
+      ends: {{rules: {{banned: [{{name: words, pattern: in is, on: output}}]}}, keys: [{{name: it, key: sk-ends}}]}}
       prompted:
         rules: {{system_prompt: Be kind., force: {{temperature: 0.25}}, ceilings: {{max_tokens: 4, n: 2}}}}
         keys: [{{name: it, key: sk-prompted, rules: {{system_prompt: Be brief.}}}}]
@@ -116,13 +117,14 @@ def test_answers_are_masked_and_end_with_the_disclaimer(gateway: Gateway, dialec
 @pytest.mark.parametrize("dialect", ["chat", "completions", "responses", "messages"])
 def test_a_refused_answer_is_an_error_of_the_package(gateway: Gateway, dialect: str, model: str) -> None:
     """400 content_policy where it is whole; in a stream an error event behind the text before the phrase. It names the rule and quotes nothing."""
-    for stream in (False, True):
-        with pytest.raises((openai.APIError, anthropic.APIError)) as error:
-            says(gateway, "sk-refused", dialect, model, stream)
-        assert "content rule 'words'" in str(error.value)
-        assert "of and to" not in str(error.value)
-        if not stream:
-            assert error.value.status_code == 400
+    for key in ("sk-refused", "sk-ends"):  # in the middle, and as the last that is said
+        for stream in (False, True):
+            with pytest.raises((openai.APIError, anthropic.APIError)) as error:
+                says(gateway, key, dialect, model, stream)
+            assert "content rule 'words'" in str(error.value)
+            assert "of and to" not in str(error.value) and "in is" not in str(error.value)
+            if not stream:
+                assert error.value.status_code == 400
 
 
 @pytest.mark.parametrize("dialect", ["chat", "completions", "responses", "messages"])
