@@ -100,6 +100,9 @@ def _route(model: Model) -> Iterator[str]:
         yield f"the next one only after: {', '.join(sorted(model.leaves_for - {''})) or 'nothing'}"
     if model.context_fallback:
         yield f"too long for it: {model.context_fallback}"
+    if (cache := model.cache) is not None:
+        whose = {"key": "each key's own", "global": "shared by all"}.get(cache.scope, f"shared in each {cache.scope}")
+        yield f"cache: {cache.mode}, {whose}, for {cache.ttl_ms / 1000:g} s"
 
 
 def _deployments(policy: Policy) -> Table:

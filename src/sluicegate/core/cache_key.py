@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from sluicegate.core.route import STAY_HEADER
-from sluicegate.core.tenants import Caching, Key, Model
+from sluicegate.core.tenants import Caching, Key, Model, Provider
 from sluicegate.dialects.form import Request
 
 TRANSPORT = frozenset(("stream", "stream_options"))  # fields that say how an answer is sent, not which
@@ -23,6 +23,7 @@ SAMPLING = ("temperature", "top_p", "frequency_penalty", "presence_penalty")  # 
 SEEDED = frozenset(("openai_chat", "openai_completions"))  # dialects that have a seed
 _DETERMINISTIC = frozenset(("openai_embeddings",))  # dialects whose answers are drawn by no chance
 _TRACING = frozenset((b"traceparent", b"tracestate"))  # headers that go on and shape no answer
+_CREDENTIALS = frozenset((b"authorization", b"x-api-key", b"api-key"))
 _FETCHED = b'"url":"http'  # in a canonical body: the provider reads what is there at the time. In a text the quotes would be escaped
 _FETCHED_TOO = b'_url":"http'
 
@@ -90,12 +91,15 @@ def scope_of(key: Key, caching: Caching) -> str:
 
 def prefix(key: Key, model: Model, caching: Caching, rules: bytes) -> bytes:
     """What of a cache key depends on who asks for which model. rules: what tells the content rules that bind the answer from others."""
-    route = [
-        (one.id, one.provider.dialect, one.provider.base_url, one.model, one.cap_field, one.paths, one.provider.rejects, one.provider.renames)
-        for one in model.deployments
-    ]
+    route = [(one.id, one.model, one.cap_field, one.paths, _called(one.provider)) for one in model.deployments]
     said = {"scope": [caching.scope, scope_of(key, caching)], "model": model.name, "most": model.max_output, "route": route, "rules": rules}
     return hashlib.sha256(_encode_sorted(said)).digest()
+
+
+def _called(provider: Provider) -> tuple[Any, ...]:
+    """How a provider is called. Its credential shapes no answer: another one has those of before."""
+    headers = [[name, value] for name, value in provider.headers if name not in _CREDENTIALS]
+    return provider.dialect, provider.base_url, headers, provider.rejects, provider.renames, provider.thoughts
 
 
 def digest(prefix: bytes, dialect: str, headers: Mapping[bytes, bytes], shaping: frozenset[bytes], body: bytes) -> bytes:

@@ -240,3 +240,17 @@ def test_the_example_warns_of_nothing_but_its_plain_keys_and_chaos() -> None:
     keys, admin, chaos = warnings(load(EXAMPLE, {}))
     assert "3 keys themselves are in the file" in keys
     assert (admin.partition(":")[0], chaos.partition(":")[0]) == ("admin.key", "admin.chaos")
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("{mode: all}", "cache: all, each key's own, for 3600 s"),
+        ("{mode: seeded, scope: team, ttl: 500ms}", "cache: seeded, shared in each team, for 0.5 s"),
+        ("{mode: deterministic, scope: global}", "cache: deterministic, shared by all, for 3600 s"),
+    ],
+)
+def test_a_cache_is_shown_with_its_model(written: str, expected: str) -> None:
+    """Which requests it answers, and whose answers they may be."""
+    tenants = f"{{acme: {{keys: [{key('k')}]}}}}"
+    assert expected in shown(loaded("[]", tenants, more=f"cache: {written}")) and "cache:" not in shown(loaded("[]", tenants))

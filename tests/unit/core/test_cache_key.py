@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -142,13 +143,17 @@ def test_the_dialect_the_model_and_its_definition_are_in_the_key() -> None:
     request, plain = chat(), key(chat())
     (one,) = MODEL.deployments
     elsewhere = Provider("p", "openai_chat", "http://127.0.0.1:1/v1", ())
+    headed = msgspec.structs.replace(PROVIDER, headers=((b"x-flavour", b"sweet"),))
     for model in (
         Model("other", (one,)),
         Model("chat", (one, Deployment("p/n", PROVIDER, "n", None, extend=False))),
         Model("chat", (Deployment("p/m", elsewhere, "m", None, extend=False),)),
+        Model("chat", (Deployment("p/m", headed, "m", None, extend=False),)),
         Model("chat", (one,), max_output=5),
     ):
         assert key(request, model=model) != plain
+    rotated = msgspec.structs.replace(PROVIDER, headers=((b"authorization", b"Bearer sk-new"),))
+    assert key(request, model=Model("chat", (Deployment("p/m", rotated, "m", None, extend=False),))) == plain, "a new credential is no new model"
     body = canonical(request.fields)
     begun = [prefix(key_of(), MODEL, ALL, rules) for rules in (b"", b"rule")]
     assert len({digest(one, dialect, {}, frozenset(), body) for one in begun for dialect in ("openai_chat", "openai_completions")}) == 4
