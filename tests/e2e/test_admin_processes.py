@@ -81,8 +81,8 @@ def test_schemathesis_finds_nothing(tmp_path: Path) -> None:
     """What the document says is allowed is accepted and answered as it says; what it does not say is refused, by a status that it names."""
     program = shutil.which("st", path=str(Path(sys.executable).parent))
     assert program is not None
-    told = tmp_path / "schemathesis.toml"  # a schema does not say what a limit, a network or a model is
-    told.write_text('[[operations]]\ninclude-method = ["POST", "PATCH"]\nchecks.positive_data_acceptance.enabled = false\n')
+    told = tmp_path / "schemathesis.toml"  # a schema does not say what a limit, a network, a model or a price is
+    told.write_text('[[operations]]\ninclude-method = ["POST", "PATCH", "PUT"]\nchecks.positive_data_acceptance.enabled = false\n')
     with administered(tmp_path, workers=1) as (gateway, admin):
         # Wrong keys, one for each operation, would have the address held up; test_admin.py has them.
         command = [
