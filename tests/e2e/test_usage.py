@@ -20,7 +20,8 @@ from sluicegate.records.requests import Line
 from sluicegate.records.rows import RecordsUnavailable, UsageRow
 from sluicegate.records.schema import DAY_S
 from sluicegate.records.store import Records
-from support_inloop import INPUT_NANO_USD, OUTPUT_NANO_USD, Bench, Reply, running
+from support_admin import Api
+from support_inloop import INPUT_NANO_USD, OUTPUT_NANO_USD, PROMPT_TOKENS, Bench, Reply, running
 from support_records import opened
 
 KEY = "sk-admin-of-the-tests"
@@ -283,7 +284,7 @@ async def test_case_93_ids_of_clients_are_no_keys(tmp_path: Path, records_url: s
 
 
 async def test_a_key_is_told_what_it_has_used(tmp_path: Path, records_url: str) -> None:
-    """Today and this month, by model, of this key alone."""
+    """Today and this month, by model, and nothing of other keys."""
     async with serving(tmp_path, records_url) as bench:
         for key, model in (("sk-a", "chat"), ("sk-a", "free"), ("sk-b", "chat"), ("sk-a", "chat")):
             await bench.chat(key, model=model, max_tokens=20)
@@ -297,6 +298,61 @@ async def test_a_key_is_told_what_it_has_used(tmp_path: Path, records_url: str) 
         assert told["usage"]["today"]["since"] >= told["usage"]["month"]["since"]
         assert (await bench.get("/v1/usage", "sk-k")).json["usage"]["month"]["models"] == []
         bench.whole = False  # a free model costs nothing of what the audit expects
+
+
+async def test_a_key_is_told_what_its_sub_keys_have_used(tmp_path: Path, records_url: str) -> None:
+    """With its own, as its limits count it and as `me/usage` says; also of one that was deleted; a sub-key is told of its own."""
+    async with serving(tmp_path, records_url) as bench:
+        bench.whole = False  # the audit does not know the keys that are made here
+        api = Api(bench)
+        parent = await api.key("p", "acme/team", limits=["$5/month", "1000 requests/month"])
+        child = await api.key("c", "acme/team/@p")
+        below = await api.key("d", "acme/team/@p/@c")
+        beside = await api.key("p2", "acme/team")
+        secrets = [one["secret"] for one in (parent, child, child, below, beside)]
+        for secret in secrets:
+            assert await api.told(secret) == "200"
+        await recorded(bench)
+        assert (await api("DELETE", "keys/acme/team/@p/@c/@d")).status == 200
+        told = (await bench.get("/v1/usage", parent["secret"])).json
+        limits = {limit["unit"]: limit["used"] for limit in told["limits"] if limit["scope"] == "acme/team/@p"}
+        mine = (await api("GET", "me/usage", key=parent["secret"])).json["total"]
+        for span in ("today", "month"):
+            use = told["usage"][span]
+            assert (use["requests"], use["cost_usd"]) == (4, limits["usd"]) == (mine["counted"], mine["cost_usd"])
+            assert (use["input_tokens"], use["output_tokens"]) == (mine["input_tokens"], mine["output_tokens"])
+        assert limits["requests"] == 4
+        assert (await bench.get("/v1/usage", child["secret"])).json["usage"]["month"]["requests"] == 3
+        assert (await bench.get("/v1/usage", beside["secret"])).json["usage"]["month"]["requests"] == 1
+
+
+async def test_more_sub_keys_than_are_looked_up_one_by_one(tmp_path: Path, records_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Are added up all the same."""
+    monkeypatch.setattr(consumption, "BELOW_MAX", 1)
+    async with serving(tmp_path, records_url) as bench:
+        bench.whole = False
+        api = Api(bench)
+        keys = [await api.key(*where) for where in (("p", "acme"), ("a", "acme/@p"), ("b", "acme/@p"))]
+        for key in keys:
+            assert await api.told(key["secret"]) == "200"
+        await recorded(bench)
+        assert (await bench.get("/v1/usage", keys[0]["secret"])).json["usage"]["month"]["requests"] == 3
+
+
+async def test_what_the_cache_has_saved(tmp_path: Path, records_url: str) -> None:
+    """In sums, by rows, in CSV, and of the request itself; the hit costs nothing."""
+    async with serving(tmp_path, records_url, more=f"{ADMIN}\ncache: {{mode: all}}") as bench:
+        for _ in range(3):
+            assert (await bench.chat("sk-a", max_tokens=20)).status == 200
+        await recorded(bench)
+        cost = (PROMPT_TOKENS * INPUT_NANO_USD + 20 * OUTPUT_NANO_USD) / 1e9
+        for more in ({}, {"status": 200}):
+            total = (await usage(bench, **more))["total"]
+            assert (total["cache_hits"], total["cost_usd"]) == (2, pytest.approx(cost)) and total["saved_usd"] == pytest.approx(2 * cost)
+        (line,) = csv.DictReader(io.StringIO((await ask(bench, "usage", format="csv", group_by="key")).body.decode()))
+        assert (line["cache_hits"], line["saved_usd"]) == ("2", f"{2 * cost:.9f}")
+        rows = (await ask(bench, "requests")).json["data"]
+        assert [(row["cache"], row["saved_usd"] > 0, row["cost_usd"] > 0) for row in rows] == [("hit", True, False)] * 2 + [("miss", False, True)]
 
 
 # -- forecasts ----------------------------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from sluicegate.core.record import Record
 # that reached an upstream: what limits count.
 COUNTS = (
     *("records", "refused", "throttled", "errors", "fallbacks", "cache_hits", "answers"),
-    *("cached_tokens", "cache_write_tokens", "reasoning_tokens"),
+    *("cached_tokens", "cache_write_tokens", "reasoning_tokens", "saved_nano_usd"),
 )
 BOUNDS_US = tuple(int(1_000 * 1.5**i) for i in range(32))  # 1 ms to 290 s: a latency counts in the first that it does not exceed
 LATENCIES = (*(f"latency_{i}" for i in range(len(BOUNDS_US))), "latency_more")
@@ -28,12 +28,12 @@ def counts(record: Record) -> list[int]:
     """What one request adds to COUNTS and LATENCIES."""
     found = [0] * (len(COUNTS) + len(LATENCIES))
     count(record, [record.latency_us], found)
-    found[7:10] = record.cached_tokens, record.cache_write_tokens, record.reasoning_tokens
+    found[7:11] = record.cached_tokens, record.cache_write_tokens, record.reasoning_tokens, record.saved_nano_usd
     return found
 
 
 def count(like: Record, latencies_us: Sequence[int], into: list[int]) -> None:
-    """Adds what became of requests that ended like one of them, each after so long, to sums by COUNTS and LATENCIES: all but their tokens."""
+    """Adds what became of requests that ended like one of them, each after so long, to sums by COUNTS and LATENCIES: all but amounts."""
     number = len(latencies_us)
     into[0] += number
     if like.refusal:

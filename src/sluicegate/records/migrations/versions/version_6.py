@@ -1,4 +1,5 @@
 """Rows of requests have what is their own, in the order of time; what many have in common is told once, and a view joins both.
+Sums have what answers from the cache have saved.
 
 Old rows are put aside under another name, and brought in bit by bit afterwards (aside.py): there may be many millions.
 """
@@ -28,6 +29,8 @@ KEYS = {"request_rows": ("time_ms", "request_id"), "request_shapes": ("shape",)}
 
 def upgrade() -> None:
     """Names of columns are those of the old table, and some more."""
+    for table in ("usage_quarters", "usage_days"):
+        op.add_column(table, Column("saved_nano_usd", BigInteger(), nullable=False, server_default="0"))
     if op.get_bind().execute(text("SELECT 1 FROM requests LIMIT 1")).first() is None:
         op.drop_table("requests")
     else:
