@@ -81,7 +81,8 @@ class Finder:
 
 def slices(text: str, rules: Sequence[Rule], size: int = SLICE) -> Iterator[str]:
     """The text with masks, in pieces. Where what is to be masked overlaps, one mask stands for all of it, by the name of what begins first."""
-    finders = [Finder(rule, rank) for rank, rule in enumerate(rules)]
+    short = len(text) <= size - REACH  # most are, and few rules have anything to do with them
+    finders = [Finder(rule, rank) for rank, rule in enumerate(rules) if not short or _may_match(rule.signs, text)]
     masks = [f"[{rule.name}]" for rule in rules]
     waiting: list[Region] = []  # that begin behind the slice
     going_on: dict[Rest, int] = {}  # whose end is not known, and up to where each is known to go
@@ -109,6 +110,13 @@ def slices(text: str, rules: Sequence[Rule], size: int = SLICE) -> Iterator[str]
             pieces.append(text[done:limit])
             done = limit
         yield "".join(pieces)
+
+
+def _may_match(signs: tuple[str, ...], text: str) -> bool:
+    for sign in signs:
+        if sign in text:
+            return True
+    return not signs
 
 
 def _go_on(text: str, end: int, going_on: dict[Rest, int]) -> list[int]:

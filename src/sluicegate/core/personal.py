@@ -34,9 +34,9 @@ def _address(found: "re.Match[str]") -> tuple[int, int] | None:
 _GAP = r"[ \-\u00a0\u2009\u202f]"
 _FOUR = "[0-9][0-9][0-9][0-9]"
 _CARD = re.compile(
-    rf"({_number('[2-6]')}[0-9][0-9][0-9])(?=({_GAP})({_FOUR})\2({_FOUR})\2({_FOUR})(?:\2([0-9]{{1,3}}){ENDS}|{ENDS}))"  # with up to 19 digits
+    rf"({_number('[2-6]')}[0-9][0-9][0-9])(?=({_GAP})(?:({_FOUR})\2({_FOUR})\2({_FOUR})(?:\2([0-9]{{1,3}}){ENDS}|{ENDS})|([0-9]{{6}}\2[0-9]{{4,5}}{ENDS}))"
+    rf"|([0-9]{{9,15}}){ENDS})"
 )
-_UNGROUPED_CARD = re.compile(rf"{_number('[2-6]')}[0-9]{{3}}(?=([0-9]{{9,15}}{ENDS}|{_GAP}[0-9]{{6}}{_GAP}[0-9]{{4,5}}{ENDS}))")
 _GAPS = str.maketrans(dict.fromkeys(" -\u00a0\u2009\u202f"))
 
 
@@ -55,18 +55,16 @@ def _sums_up(digits: str) -> bool:
 
 
 def _card(found: "re.Match[str]") -> tuple[int, int] | None:
-    first, _, second, third, fourth, more = found.groups()
+    first, _, second, third, fourth, more, in_three, ungrouped = found.groups()
     start = found.start()
+    if second is None:
+        rest = ungrouped or in_three
+        return (start, found.end() + len(rest) + (ungrouped is None)) if _sums_up((first + rest).translate(_GAPS)) else None
     if more is not None and _sums_up(first + second + third + fourth + more):
         return start, start + 20 + len(more)
     if (_SUMS[first] + _SUMS[second] + _SUMS[third] + _SUMS[fourth]) % 10:
         return None
     return start, start + 19  # what is behind it is something else
-
-
-def _ungrouped_card(found: "re.Match[str]") -> tuple[int, int] | None:
-    start, end = found.start(), found.end(1)
-    return (start, end) if _sums_up(found.string[start:end].translate(_GAPS)) else None
 
 
 # -- accounts: ISO 13616, lengths by the registry at https://www.swift.com/standards/data-standards/iban-international-bank-account-number ------
@@ -144,15 +142,16 @@ _AMERICAN = re.compile(
     rf"{_AREA}[-.][0-9]{{4}}{ENDS}(?![-.][0-9])"
 )
 
+_DIGITS = tuple("0123456789")
+
 PERSONAL = (
     Rule("EMAIL", re.compile(rf"@(?<=[{_LETTERS}{_MARKS}]@){_DOMAIN}"), ("@",), _address, before=_LOCAL_MAX + 1),
     Rule("EMAIL", re.compile(rf"%40(?<=[{_LETTERS}_.+-]%40){_DOMAIN}"), ("%40",), _address, before=_LOCAL_MAX + 1),
-    Rule("IBAN", _IBAN, (), _account),
-    Rule("CARD", _CARD, (), _card),
-    Rule("CARD", _UNGROUPED_CARD, (), _ungrouped_card),
+    Rule("IBAN", _IBAN, _DIGITS, _account),
+    Rule("CARD", _CARD, _DIGITS, _card),
     Rule("IP", _IPV4, (".",), _octets),
     Rule("IP", _IPV6, (":",)),
     Rule("IP", _SHORT_IPV6, ("::",), _short),
     Rule("PHONE", _PHONE, ("+",)),
-    Rule("PHONE", _AMERICAN, ()),
+    Rule("PHONE", _AMERICAN, _DIGITS),
 )
