@@ -143,7 +143,7 @@ def _beginning(texts: Sequence[str]) -> str:
     for text in texts:
         some.append(text[:left])
         left -= len(some[-1]) + 1
-        if left <= 0:
+        if left < 0:
             break
     return "\n".join(some)[:PROMPT_READ]
 

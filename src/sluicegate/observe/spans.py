@@ -37,20 +37,20 @@ _ERROR = StatusCode.ERROR
 Attributes = dict[str, Value | Sequence[str]]
 
 
-class _LastWords(logging.Handler):
-    """What the exporter says of its failures: kept for our own log, which has a line only when something changes."""
+class _Words(logging.Handler):
+    """What the exporter says first of a failure: kept for our own log, which has a line only when something changes."""
 
     def __init__(self) -> None:
         super().__init__()
         self.text = ""
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.text = record.getMessage()
+        self.text = self.text or record.getMessage()
 
 
 def exporter(endpoint: str | None, headers: Mapping[str, str], service: str | None, known: Callable[[], Known]) -> tuple[Export, Callable[[], None]]:
     """What sends spans, and what ends that early. What is None the environment says (OTEL_EXPORTER_OTLP_ENDPOINT, OTEL_SERVICE_NAME, ...)."""
-    words, logger = _LastWords(), logging.getLogger("opentelemetry")
+    words, logger = _Words(), logging.getLogger("opentelemetry")
     logger.handlers, logger.propagate = [words], False
     sends = OTLPSpanExporter(endpoint=endpoint, headers=dict(headers) or None)
     resource = _resource(service, known().version)
@@ -59,7 +59,7 @@ def exporter(endpoint: str | None, headers: Mapping[str, str], service: str | No
         words.text = ""
         now = known()
         result = sends.export([span for finished in batch for span in spans(finished, resource, now)])
-        return "" if result is SpanExportResult.SUCCESS else words.text or "the receiver did not take them"
+        return "" if result is SpanExportResult.SUCCESS else f"{endpoint or 'the receiver'}: {words.text or 'did not take them'}"
 
     return export, sends.shutdown
 
