@@ -13,7 +13,7 @@ import json
 import os
 import socket
 import struct
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -259,6 +259,18 @@ class Bench:
         finally:
             ticker._tick = tick
             tick()
+
+    async def at_once(self, requests: Sequence[Coroutine[Any, Any, Reply]], served: int) -> list[Reply]:
+        """The answers to requests of which so many get through before the mock, which has a `ttft`, answers any."""
+        with self.held():
+            asking = [asyncio.create_task(request) for request in requests]
+            await until(lambda: sum(task.done() for task in asking) >= len(asking) - served)
+        return await asyncio.gather(*asking)
+
+    async def left(self, connection: Connection) -> None:
+        """A client resets its connection, and the gateway knows of it."""
+        connection.reset()
+        await until(lambda: all(trip.exchange.gone for trip in self.worker.gateway.trips))
 
     async def asked(self, count: int) -> None:
         """Until so many calls have come to the mock, in all."""

@@ -92,7 +92,8 @@ async def test_case_57_an_upstream_that_goes_on_is_read_to_its_usage(tmp_path: P
         await until_called(bench)
         if stream:
             await client.until(b'"content":" of"')
-        client.reset()
+        with bench.held():
+            await bench.left(client)
         await bench.quiet()
         charged = 300 if usage == "normal" else 400
         assert (bench.record.output_tokens, bench.record.client_gone) == (charged, True)
@@ -120,9 +121,10 @@ async def test_case_58_a_client_that_leaves_before_the_first_byte(tmp_path: Path
     """The request was written: charged what it may have cost, no less than what was produced; requests are counted."""
     options = {"completion": 50, "ttft": 100, "stops_on_close": stops}
     async with running(tmp_path, limits="[1M tokens/day, 5 requests/day]", options=options, **provider(stops=stops, extend=extend)) as bench:
-        client = await bench.open(model="own", stream=stream, max_tokens=80)
-        await until_called(bench)
-        client.reset()
+        with bench.held():
+            client = await bench.open(model="own", stream=stream, max_tokens=80)
+            await until_called(bench)
+            await bench.left(client)
         await bench.quiet()
         assert (bench.record.status, bench.record.client_gone) == (499 if stops else 200, True)
         assert (await bench.usage())["key key requests/day"]["used"] == 1
@@ -171,7 +173,8 @@ async def test_case_59_leaving_after_a_fallback_costs_what_the_second_costs(tmp_
         bench.mock.fault(count=1, model="dear", status=500)
         stream = await bench.open(model="two", stream=True, max_tokens=300)
         await stream.until(b'"content":" of"')
-        stream.reset()
+        with bench.held():
+            await bench.left(stream)
         await bench.quiet()
         record = bench.record
         assert (record.deployment, record.client_gone) == ("own/cheap", True)

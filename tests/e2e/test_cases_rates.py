@@ -24,7 +24,7 @@ async def test_case_26_a_burst_is_counted_before_the_answers(tmp_path: Path, red
     with fresh_redis(redis_url) as (url, _):
         options = {"completion": 71, "ttft": 100}
         async with running(tmp_path, ledger=place(kind, tmp_path, url), limits="[100 tokens/minute]", options=options) as bench:
-            answers = await asyncio.gather(*(bench.chat(max_tokens=71, stream=stream) for _ in range(5)))
+            answers = await bench.at_once([bench.chat(max_tokens=71, stream=stream) for _ in range(5)], served=1)
             codes = sorted(answer.code for answer in answers)
             assert codes == ["200", *["rate_limit_exceeded"] * 4]
             for answer in answers:
@@ -39,7 +39,7 @@ async def test_concurrency_is_counted_and_released(tmp_path: Path, redis_url: st
     """Three at a time: the fourth is refused while they run and admitted when they have ended."""
     with fresh_redis(redis_url) as (url, _):
         async with running(tmp_path, ledger=place(kind, tmp_path, url), limits="[3 concurrent]", options={"ttft": 150}) as bench:
-            codes = [answer.code for answer in await asyncio.gather(*(bench.chat(stream=stream, max_tokens=20) for _ in range(8)))]
+            codes = [answer.code for answer in await bench.at_once([bench.chat(stream=stream, max_tokens=20) for _ in range(8)], served=3)]
             assert sorted(codes) == ["200"] * 3 + ["concurrency_exceeded"] * 5
             codes = [answer.code for answer in await asyncio.gather(*(bench.chat(stream=stream, max_tokens=20) for _ in range(3)))]
             assert codes == ["200"] * 3

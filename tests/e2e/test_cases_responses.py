@@ -130,13 +130,16 @@ async def test_case_10_a_cap_is_lowered_to_what_the_budget_covers(tmp_path: Path
 @ALL
 async def test_case_107_a_stream_is_cut_in_its_own_words(tmp_path: Path, model: str) -> None:
     """Every item that was begun ends, then the response as incomplete, with the output and the usage so far; truth is within the limit."""
-    async with bench(tmp_path, extend=True, limits="[1000 tokens/day]", options={"completion": 900, "tpot": 3}, more=FIXED) as b:
-        b.slack = 300  # a delta, and what it produces in 100 ms, as fast as it was seen to come
-        connection = await opened(b, model, max_output_tokens=900)
-        await connection.until(b'"delta":')
-        b.mock.fault(count=1, completion=700, tpot=0)
-        await b.chat(max_tokens=700)
+    async with bench(tmp_path, extend=True, limits="[1000 tokens/day]", options={"ttft": 5, "completion": 900, "tpot": 3}, more=FIXED) as b:
+        b.slack = 900  # a delta, and what it produces in 100 ms, as fast as it was seen to come: on a machine that stalls, all of it
+        with b.held():
+            connection = await opened(b, model, max_output_tokens=900)
+            await b.asked(1)
+            b.mock.fault(count=1, completion=700, tpot=0)
+            other = asyncio.create_task(b.chat(max_tokens=700))
+            await b.asked(2)
         reply = await connection.rest()
+        await other
         assert kinds(reply)[:4] == ["created", "in_progress", "output_item.added", "content_part.added"]
         assert kinds(reply)[-4:] == ["output_text.done", "content_part.done", "output_item.done", "incomplete"]
         assert [event["sequence_number"] for event in reply.events] == list(range(len(reply.events)))

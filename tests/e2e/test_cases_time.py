@@ -85,7 +85,8 @@ async def test_case_38_39_and_74_the_client_is_told_in_its_own_dialect(tmp_path:
     """Cut, reset or silent after some output: one error event, nothing that looks like an end, an unclean close; what came is charged."""
     fault: dict[str, Any] = {"stall_after": 5} if how == "silence" else {"cut_after": 5, "cut": how}
     code = "upstream_timeout" if how == "silence" else "upstream_error"
-    async with bench(tmp_path, resilience="timeouts: {idle: 120ms}", options={"completion": 40, "tpot": 0.5, **fault}) as b:
+    idle = "400ms" if how == "silence" else "30s"
+    async with bench(tmp_path, resilience=f"timeouts: {{idle: {idle}}}", options={"completion": 40, "tpot": 0.5, **fault}) as b:
         b.slack = len(EVERYWHERE) * (CAP + PROMPT_TOKENS)
         for reply, record in await ask_all(b, stream=True):
             assert (reply.status, errors(reply), succeeded(reply)) == (200, [code], False)
@@ -99,7 +100,7 @@ async def test_a_request_whose_time_is_over_ends_in_its_own_dialect(tmp_path: Pa
     """In the middle of a stream that goes well: an error event, and nothing is held against the deployment. The client has chosen it."""
     async with bench(tmp_path, options={"completion": CAP, "tpot": 20}) as b:
         b.slack = len(EVERYWHERE) * (CAP + PROMPT_TOKENS)
-        for reply, record in await ask_all(b, more=b"timeout: 250ms\r\n", stream=True):
+        for reply, record in await ask_all(b, more=b"timeout: 700ms\r\n", stream=True):
             assert (errors(reply), succeeded(reply)) == (["upstream_timeout"], False)
             assert b.worker.gateway.standings.of(record.deployment).failures == 0
 
@@ -109,18 +110,18 @@ async def test_a_request_whose_time_is_over_ends_in_its_own_dialect(tmp_path: Pa
 
 async def test_case_47_a_slow_first_token_and_quick_ones_after_it(tmp_path: Path) -> None:
     """Headers at once, the first token after longer than may pass between two others: served, with all limits apart."""
-    timeouts = "timeouts: {first_byte: 250ms, first_token: 5s, idle: 250ms}"
-    async with bench(tmp_path, resilience=timeouts, options={"completion": 8, "ttft": 500, "tpot": 5, "early_headers": True}) as b:
+    timeouts = "timeouts: {first_byte: 600ms, first_token: 30s, idle: 600ms}"
+    async with bench(tmp_path, resilience=timeouts, options={"completion": 8, "ttft": 900, "tpot": 5, "early_headers": True}) as b:
         for reply, record in await ask_all(b, stream=True):
             assert (reply.status, errors(reply), succeeded(reply), record.output_tokens) == (200, [], True, 8)
 
 
 async def test_case_47_a_first_token_that_is_too_late_goes_elsewhere(tmp_path: Path) -> None:
     """Headers at once and no token: the next deployment answers after `first_token`, for a model that is more patient the first one does."""
-    async with bench(tmp_path, resilience="timeouts: {first_token: 100ms, idle: 10s}", options={"completion": 8}) as b:
+    async with bench(tmp_path, resilience="timeouts: {first_token: 400ms, idle: 10s}", options={"completion": 8}) as b:
         b.slack = CAP + PROMPT_TOKENS
         for model, tried in (("both", "mock/one:timeout,second/two:200"), ("patient", "mock/one:200")):
-            b.mock.fault(count=1, model="one", early_headers=True, ttft=350)
+            b.mock.fault(count=1, model="one", early_headers=True, ttft=800)
             reply = await ask(b, model=model, stream=True)
             assert (reply.headers["x-sluicegate-attempts"], reply.done) == (tried, True)
 
@@ -148,7 +149,8 @@ async def test_a_place_in_line_is_part_of_a_requests_time(tmp_path: Path) -> Non
         first = await opened(b, stream=True)
         await first.until(b'"content"')
         started, began = asyncio.get_running_loop().time(), undisturbed()
-        reply = await ask(b, more=b"timeout: 100ms\r\n")
+        with b.held():
+            reply = await ask(b, more=b"timeout: 100ms\r\n")
         assert (reply.status, reply.code) == (429, "concurrency_exceeded")
         assert asyncio.get_running_loop().time() - started > 0.08 and undisturbed() - began < 1
 
@@ -164,7 +166,7 @@ def signs(reply: Reply) -> int:
 
 async def test_case_83_a_waiting_client_is_told_that_all_is_well(tmp_path: Path) -> None:
     """Comments, or pings, until the first output; then the stream as it would have been, and none in between."""
-    async with bench(tmp_path, resilience=ALIVE, options={"completion": 8, "ttft": 250}) as b:
+    async with bench(tmp_path, resilience=ALIVE, options={"completion": 8, "ttft": 600}) as b:
         for reply, record in await ask_all(b, stream=True):
             assert (reply.status, errors(reply), succeeded(reply), record.output_tokens) == (200, [], True, 8)
             assert "x-sluicegate-deployment" not in reply.headers
@@ -172,7 +174,7 @@ async def test_case_83_a_waiting_client_is_told_that_all_is_well(tmp_path: Path)
             sign = b'event: ping\ndata: {"type": "ping"}\n\n' if asked_in_messages else b": keep-alive\n"
             end = reply.body.index(b"event: message_start") if asked_in_messages else reply.body.rindex(sign) + len(sign)
             before, rest = reply.body[:end], reply.body[end:]
-            assert 2 <= len(before) // len(sign) <= 6 and before == sign * (len(before) // len(sign)) and b"keep-alive" not in rest
+            assert 2 <= len(before) // len(sign) <= 15 and before == sign * (len(before) // len(sign)) and b"keep-alive" not in rest
 
 
 async def test_another_deployment_may_still_answer_after_a_sign_of_life(tmp_path: Path) -> None:
@@ -204,7 +206,8 @@ async def test_a_refusal_after_a_sign_of_life_says_what_refuses(tmp_path: Path) 
         b.slack = CAP
         first = await opened(b, stream=True)
         await first.until(b'"content"')
-        reply = await ask(b, stream=True)
+        with b.held():
+            reply = await ask(b, stream=True)
         error = reply.events[-1]["error"]
         assert (reply.status, errors(reply), error["sluicegate"]["unit"]) == (200, ["concurrency_exceeded"], "concurrent")
         assert error["retry_after"] == 1  # in seconds, as the header would have said that is out by now
