@@ -18,6 +18,7 @@ from sluicegate.core.route import STAY_HEADER
 from sluicegate.core.tenants import Caching, Key, Model, Provider
 from sluicegate.dialects.form import Request
 
+BODY_MAX = 1 << 20  # bytes: to write more of them anew would keep everybody else waiting
 TRANSPORT = frozenset(("stream", "stream_options"))  # fields that say how an answer is sent, not which
 SAMPLING = ("temperature", "top_p", "frequency_penalty", "presence_penalty")  # numbers in any notation
 SEEDED = frozenset(("openai_chat", "openai_completions"))  # dialects that have a seed
@@ -36,7 +37,8 @@ def decide(caching: Caching, dialect: str, request: Request, cache_control: byte
     """Why a request is not answered from the cache, "" if it may be; and its canonical body, b"" if its answer is not kept either.
 
     no-store, no-cache: the client says so (the answer to the latter is kept). choices: it asks for several answers. unbounded: what the provider
-    reads, or runs, is not in the request. sampling: the mode only has answers that are drawn by no chance. body: it cannot be written canonically.
+    reads, or runs, is not in the request. sampling: the mode only has answers that are drawn by no chance. body: it cannot be written canonically, or
+    is too large for that.
     """
     told = cache_control.lower()
     if b"no-store" in told:
@@ -67,7 +69,10 @@ def _is_drawn(caching: Caching, dialect: str, fields: Mapping[str, Any]) -> bool
 def canonical(fields: Mapping[str, Any]) -> bytes:
     """A body in the one way in which all that mean the same are written; b"" if it cannot be. fields: as they came, a name twice already resolved."""
     try:
-        body: dict[str, Any] = _decode(_encode({name: value for name, value in fields.items() if name not in TRANSPORT}))
+        data = _encode({name: value for name, value in fields.items() if name not in TRANSPORT})
+        if len(data) > BODY_MAX:
+            return b""
+        body: dict[str, Any] = _decode(data)
         for name in SAMPLING:
             if type(value := body.get(name)) is int:
                 body[name] = float(value)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from sluicegate.core.cache_key import canonical, decide, digest, prefix, scope_of, seed, shaping_headers
+from sluicegate.core.cache_key import BODY_MAX, canonical, decide, digest, prefix, scope_of, seed, shaping_headers
 from sluicegate.core.tenants import Caching, Deployment, Key, Model, Provider, Scope
 from sluicegate.dialects import anthropic_messages, openai_chat, openai_completions, openai_embeddings, openai_responses
 from sluicegate.dialects.form import Request
@@ -264,7 +264,8 @@ def test_what_the_client_says() -> None:
 
 
 def test_a_body_that_cannot_be_written_is_not_looked_up() -> None:
-    """Numbers beyond what can be told apart, and what is nested as deeply as can just be read."""
+    """Numbers beyond what can be told apart, what is nested as deeply as can just be read, and what would take long."""
+    assert canonical({"x": Raw(b'"%b"' % (b"a" * BODY_MAX))}) == b"" != canonical({"x": Raw(b'"%b"' % (b"a" * (BODY_MAX - 20)))})
     assert canonical({"x": Raw(b"1e999")}) == b"" == canonical({"x": Raw(b"[" * 5000 + b"]" * 5000)})
     request = chat()
     request.fields["x"] = Raw(b"1e999")
