@@ -276,7 +276,11 @@ class Gateway:
             except Inexpressible as error:  # nothing was sent
                 return reject.inexpressible(error)
             if outcome is None:
-                await self._answer(trip, attempt, standing, permit)
+                self._begins(trip, attempt, standing, permit)
+                if attempt.relay is not None:
+                    await self._deliver(trip, attempt, attempt.relay, standing, permit)
+                if trip.acted:
+                    ruling.refuse(attempt)
                 return None
             if attempt.billed != "no":
                 self.holding.settle(trip, attempt)
@@ -293,9 +297,9 @@ class Gateway:
             if trip.exchange.gone:
                 raise ClientGone
 
-    async def _answer(self, trip: Trip, attempt: Attempt, standing: Standing, permit: Permit) -> None:
-        """Delivers an answer that has begun. A probe has succeeded with that; of any other call it is known at its end. A success is reported only
-        where one was missed."""
+    def _begins(self, trip: Trip, attempt: Attempt, standing: Standing, permit: Permit) -> None:
+        """An answer has begun; a unary one is whole. A probe has succeeded with that; of any other call it is known at its end. A success is reported
+        only where one was missed."""
         trip.answered = attempt
         attempt.billed = "yes"
         call = attempt.call
@@ -304,18 +308,8 @@ class Gateway:
             spent = spent_ms(call.headers, self._time_ms())
             if spent is not None:
                 self.standings.found(standing, spent, "its limit is spent", True)
-        relay = attempt.relay
-        if permit.probe or (relay is None and standing.failures):
+        if permit.probe or (attempt.relay is None and standing.failures):
             standing.report(permit, "ok", self._clock())
-        if relay is not None:
-            await self._deliver(trip, attempt, relay)
-            if relay.ended != "died":
-                if standing.failures:
-                    standing.report(permit, "ok", self._clock())
-            elif not attempt.closed and (relay.error is None or relay.error.reason != "deadline"):  # else the client has left, or its time was over
-                standing.report(permit, "failed", self._clock())
-        if trip.acted:
-            ruling.refuse(attempt)
 
     async def count(self, exchange: Exchange, read_request: Callable[[bytes], Request]) -> int:
         """Input tokens of a request that is not to be served, at the first deployment of its model: estimated, or where that cannot be, what would be
@@ -334,7 +328,7 @@ class Gateway:
 
     # -- deliver --------------------------------------------------------------------------------------------------------------------------
 
-    async def _deliver(self, trip: Trip, attempt: Attempt, relay: Relay) -> None:
+    async def _deliver(self, trip: Trip, attempt: Attempt, relay: Relay, standing: Standing, permit: Permit) -> None:
         """Relays a stream to its end but for the last bytes. (A unary answer is whole already.)"""
         now = self._clock()
         trip.first_byte_s = now - trip.exchange.arrived
@@ -345,6 +339,11 @@ class Gateway:
             log.warning("upstream events are not readable", request_id=trip.request_id, deployment=deployment, events=relay.bad_events)
         attempt.granted = relay.granted(attempt.granted)
         attempt.usage = relay.usage
+        if relay.ended != "died":
+            if standing.failures:
+                standing.report(permit, "ok", self._clock())
+        elif not attempt.closed and (relay.error is None or relay.error.reason != "deadline"):  # else the client has left, or its time was over
+            standing.report(permit, "failed", self._clock())
 
     def _learn(self, trip: Trip, attempt: Attempt) -> None:
         """Takes the figures of a complete answer, for estimates and bounds to come, and leaves its connection to end by itself."""

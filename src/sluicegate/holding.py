@@ -101,9 +101,9 @@ class Holding:
         price = deployment.price
         if price is None or request.tariff or request.hosted or not price.plain:
             price = price_of(policy, deployment, plan, request)
-        figures = self._figures(trip, deployment, price, plan, request)
+        figures, held = self._figures(trip, deployment, price, plan, request)
         attempt = Attempt(f"{trip.request_id}.{number}", plan.model.name, deployment, figures, template)
-        attempt.price, attempt.held_price = price, held_price(price, figures)
+        attempt.price, attempt.held_price = price, held
         attempt.visible = deployment.visible and request.shown and not self._learned.exceeded(deployment)
         if attempt.visible and not deployment.provider.streams_calls and offers_tools(request):
             attempt.visible = False
@@ -112,21 +112,21 @@ class Holding:
             _ask_all(attempt)
         return attempt
 
-    def _figures(self, trip: Trip, deployment: Deployment, price: Price | None, plan: Plan, request: Request) -> Figures:
-        """A request's figures by what is known now. Raises Reject where it can never fit."""
+    def _figures(self, trip: Trip, deployment: Deployment, price: Price | None, plan: Plan, request: Request) -> tuple[Figures, Price | None]:
+        """A request's figures by what is known now, and the price that is held. Raises Reject where it can never fit."""
         budget = trip.policy.budget
         figures = self._learned.figures(request, plan.model, deployment, plan.key, budget)
-        misfit = fit(plan.template, figures, held_price(price, figures), request.cap is not None)
+        held = held_price(price, figures)
+        misfit = fit(plan.template, figures, held, request.cap is not None)
         if misfit is not None:
             shown = budget.show_figures
             refusal = refusals.too_large(misfit.counter, misfit.requested, misfit.fits_output_tokens, misfit.reserved, shown)
             raise self._rejected(trip, refusal)
-        return figures
+        return figures, held
 
     def _measure(self, trip: Trip, attempt: Attempt, plan: Plan, request: Request) -> None:
         """Takes the figures anew of a request that has waited and holds nothing: more may be known by now."""
-        figures = attempt.figures = self._figures(trip, attempt.deployment, attempt.price, plan, request)
-        attempt.held_price = held_price(attempt.price, figures)
+        attempt.figures, attempt.held_price = self._figures(trip, attempt.deployment, attempt.price, plan, request)
         attempt.granted = attempt.figures.want
         _ask_all(attempt)
 

@@ -336,7 +336,8 @@ class Trip:
 
     def overhead_ms(self, now: float) -> float:
         """Time of ours between the request and `now`, the beginning of its answer."""
-        return max(now - self.exchange.arrived - self.upstream_s, 0) * 1000
+        ours_s = now - self.exchange.arrived - self.upstream_s
+        return ours_s * 1000 if ours_s > 0 else 0.0
 
     def charged(self, charge: Charge) -> None:
         """Adds what one attempt is charged."""

@@ -193,13 +193,12 @@ class Exchange:
             self.finish(body)
             return
         self.started = True
+        connection, small = self._connection, len(body) <= COPY_BYTES_MAX
         length = f"\r\ncontent-length: {len(body)}\r\n\r\n".encode()
-        head = wire.STATUS_LINES[status], b"\r\n", self._connection.server_state.date, lines, length
-        if len(body) <= COPY_BYTES_MAX:
-            self._connection.transport.write(b"".join((*head, body)))
-        else:
-            self._held = b"".join(head)
-            self._send(body)
+        head = wire.STATUS_LINES[status], b"\r\n", connection.server_state.date, lines, length, body if small else b""
+        connection.transport.write(b"".join(head))
+        if not small:
+            connection.transport.write(body)
         self.finished = True
         self._connection.answered(self)
 
