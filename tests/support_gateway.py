@@ -20,7 +20,7 @@ from pathlib import Path
 from signal import SIGKILL, SIGTERM
 from typing import Any
 
-START_S = 30.0
+START_S = 90.0
 
 
 def free_port() -> int:
@@ -64,7 +64,7 @@ class Child:
     def send(self, number: int) -> None:
         self.process.send_signal(number)
 
-    def stop(self, number: int = SIGTERM, timeout_s: float = 20.0) -> int:
+    def stop(self, number: int = SIGTERM, timeout_s: float = 60.0) -> int:
         """Ends the process and returns its exit code."""
         if self.process.poll() is None:
             self.process.send_signal(number)

@@ -67,7 +67,7 @@ def streams(gateway: Gateway, count: int = STREAMS) -> list[Stream]:
 
 def begun(gateway: Gateway) -> None:
     """Waits until the first signal has been taken: no new connection is accepted."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         try:
             socket.create_connection(("127.0.0.1", gateway.port), timeout=1).close()
@@ -116,7 +116,7 @@ def test_case_61_readiness_goes_first(tmp_path: Path) -> None:
         with running_gateway(tmp_path, text) as gateway:
             (stream,) = streams(gateway, 1)
             gateway.send(signal.SIGTERM)
-            deadline = time.monotonic() + 5
+            deadline = time.monotonic() + 60
             while (ready := call(f"{gateway.url}/readyz"))[0] == 200 and time.monotonic() < deadline:
                 time.sleep(0.01)
             assert ready[0] == 503 and b"draining" in ready[2]
@@ -147,7 +147,7 @@ def test_case_61_and_118_the_second_signal_waits_for_nobody(tmp_path: Path) -> N
             finally:
                 os.kill(pid, signal.SIGCONT)
         with running_gateway(tmp_path, text, name="next") as gateway:
-            deadline = time.monotonic() + 10
+            deadline = time.monotonic() + 60
             while (found := used(gateway))["used"] < mock.total()["tokens"] or found["held"] or found["concurrent"]:
                 assert time.monotonic() < deadline, found
                 time.sleep(0.05)
@@ -176,16 +176,21 @@ def test_case_127_concurrency_after_a_crash(tmp_path: Path, redis: str, ledger: 
             for stream in opened:
                 stream.rest()
         with running_gateway(tmp_path, text, name="next") as gateway:
-            time.sleep(1.2)
+            until_free(gateway)
             opened = streams(gateway, 8)
             assert used(gateway)["used"] >= 8 * 400
             for stream in opened:
                 stream.socket.close()
-            deadline = time.monotonic() + 10
-            while used(gateway)["concurrent"]:
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
+            until_free(gateway)
             assert used(gateway)["used"] >= mock.total()["tokens"]
+
+
+def until_free(gateway: Gateway) -> None:
+    """Nothing is in flight, or taken to be."""
+    deadline = time.monotonic() + 60
+    while used(gateway)["concurrent"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_case_113_what_a_killed_process_owed_is_paid(tmp_path: Path) -> None:
@@ -204,7 +209,7 @@ def test_case_113_what_a_killed_process_owed_is_paid(tmp_path: Path) -> None:
                 os.kill(pid, signal.SIGCONT)
         for name in ("next", "third"):
             with running_gateway(tmp_path, text, name=name) as gateway:
-                deadline = time.monotonic() + 5
+                deadline = time.monotonic() + 60
                 while (found := used(gateway))["used"] < mock.total()["tokens"]:
                     assert time.monotonic() < deadline, found
                     time.sleep(0.05)

@@ -295,7 +295,6 @@ async def test_not_ready_while_nothing_can_be_admitted(tmp_path: Path, monkeypat
     async def away(*_: Any) -> Any:
         raise RecordsUnavailable("away")
 
-    monkeypatch.setattr(app, "LEDGER_AWAY_S", 0.5)
     monkeypatch.setattr(upkeep, "LEARN_S", 0.05)
     for policy, after in [("refuse", 503), ("allow", 200)]:
         async with running(tmp_path / policy, limits="[5000 tokens/day]", more=f"on_ledger_failure: {policy}") as bench:
@@ -306,7 +305,7 @@ async def test_not_ready_while_nothing_can_be_admitted(tmp_path: Path, monkeypat
             beat, recovery._records.beat = recovery._records.beat, away  # type: ignore[method-assign]
             recovery._leave("acme")
             answers = [(await bench.get("/readyz")).status]
-            await asyncio.sleep(0.6)
+            recovery._clock = lambda: time.monotonic() + app.LEDGER_AWAY_S + 1
             answers.append((await bench.get("/readyz")).status)
             assert answers == [200, after]
             assert (await bench.chat(max_tokens=20)).code == ("ledger_recovering" if policy == "refuse" else "200")
@@ -324,7 +323,6 @@ async def test_one_tree_that_is_open_makes_ready(tmp_path: Path, monkeypatch: py
     async def away(*_: Any) -> Any:
         raise RecordsUnavailable("away")
 
-    monkeypatch.setattr(app, "LEDGER_AWAY_S", 1.0)
     monkeypatch.setattr(upkeep, "LEARN_S", 0.05)
     tenants = "".join(f"  {name}: {{keys: [{{name: k, key: sk-{name}, limits: [9 tokens/day]}}]}}\n" for name in ("acme", "other"))
     async with running(tmp_path, tenants=tenants) as bench:
@@ -333,11 +331,11 @@ async def test_one_tree_that_is_open_makes_ready(tmp_path: Path, monkeypatch: py
         assert (await bench.get("/readyz")).json == {"status": "ready", "closed_trees": 0, "deployments_down": 0}
         recovery._records.beat = away  # type: ignore[method-assign]
         recovery._leave("acme")
-        await asyncio.sleep(1.1)
+        recovery._clock = lambda: time.monotonic() + app.LEDGER_AWAY_S + 1
         answer = await bench.get("/readyz")
         assert (answer.status, answer.json) == (200, {"status": "ready", "closed_trees": 1, "deployments_down": 0})
         recovery._leave("other")
-        await asyncio.sleep(1.1)
+        recovery._clock = lambda: time.monotonic() + 2 * app.LEDGER_AWAY_S + 2
         answer = await bench.get("/readyz")
         assert (answer.status, answer.json) == (503, {"status": "the ledger is recovering", "closed_trees": 2, "deployments_down": 0})
 

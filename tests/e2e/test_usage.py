@@ -83,7 +83,8 @@ async def mixed(bench: Bench) -> None:
     bench.mocked(completion=200, tpot_ms=2)
     gone = await bench.open("sk-a", max_tokens=300, stream=True)
     await gone.until(b"data: ")
-    gone.reset()
+    with bench.held():
+        await bench.left(gone)
     bench.mocked(completion=20)
     await recorded(bench)
 

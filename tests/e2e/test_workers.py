@@ -25,7 +25,7 @@ ROUTE = """
       - {provider: mock, model: one, price: {input: 0.5, output: 1.0}}
       - {provider: mock, model: two, price: {input: 0.5, output: 1.0}}
 tenants:"""
-WITHIN_S = 1.0
+WITHIN_S = 5.0  # a second, beside other tests on few cores
 
 
 def settings(directory: Path, mock: Mock, health: str = "", workers: int = 1, **stores: str) -> str:
@@ -106,11 +106,11 @@ def probed(directory: Path, mock: Mock, workers: int) -> Iterator[Gateway]:
 def test_probes_are_made_once_by_all_workers_and_change_the_order(tmp_path: Path, mock: Mock) -> None:
     """Four deployments, each asked about once a second by two workers together; one that is down comes last on both, and the gateway stays ready."""
     with probed(tmp_path, mock, workers=2) as gateway:
-        within(5.0, lambda: len(set(models_asked(mock))) == 4)
+        within(30.0, lambda: len(set(models_asked(mock))) == 4)
         mock.faults(count=0, model="one", status=503)
         before = len(models_asked(mock))
         began = time.monotonic()
-        within(8.0, lambda: len(down(gateway, "mock/one")) == 2)
+        within(30.0, lambda: len(down(gateway, "mock/one")) == 2)
         assert len(models_asked(mock)) - before <= 4 * 1.5 * (time.monotonic() - began + 1)
         assert {tried(gateway) for _ in range(10)} == {"200 mock/two:200"}
         assert ready(gateway) == {"status": "ready", "closed_trees": 0, "deployments_down": 1}
@@ -123,7 +123,7 @@ def test_a_model_whose_deployments_are_all_down_is_still_tried(tmp_path: Path, m
     """Probes alone refuse nothing: a request gets what the upstream says now."""
     with probed(tmp_path, mock, workers=1) as gateway:
         mock.faults(count=0, model="mock-model", status=503)
-        within(8.0, lambda: bool(down(gateway, "mock/mock-model")))
+        within(30.0, lambda: bool(down(gateway, "mock/mock-model")))
         assert tried(gateway, "chat") == "503 mock/mock-model:503"
         assert call(f"{mock.url}/mock/reset", {})[0] == 200
         assert tried(gateway, "chat") == "200 mock/mock-model:200"

@@ -65,7 +65,7 @@ async def test_a_locked_file_is_told_in_time(sqlite_url: str) -> None:
             while not waiting.done():
                 await asyncio.sleep(0.01)
                 turns += 1
-            assert turns > PATIENCE_S / 0.01 / 4
+            assert turns > 5
             with pytest.raises(RecordsUnavailable, match=r"made/records\.db: (database is locked|no answer within 1 s)"):
                 await waiting
         assert await one.call(lambda connection: 7) == 7
@@ -147,13 +147,13 @@ async def test_a_call_whose_caller_has_left_does_its_work(sqlite_url: str) -> No
 async def test_a_call_whose_caller_has_left_is_cut_all_the_same(sqlite_url: str) -> None:
     """Nobody waits for it, but the thread must be free for the next."""
     endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT max(i) FROM n"
-    async with database(sqlite_url, 0.3) as one:
+    async with database(sqlite_url, 1.0) as one:
         await one.call(lambda connection: None)
         leaving = asyncio.create_task(one.call(lambda connection: connection.exec_driver_sql(endless).scalar()))
         await asyncio.sleep(0.05)
         leaving.cancel()
         await asyncio.wait([leaving])
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(1.0)
         assert await one.call(lambda connection: 7) == 7
 
 
