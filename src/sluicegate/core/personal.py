@@ -34,7 +34,7 @@ def _address(found: "re.Match[str]") -> tuple[int, int] | None:
 _GAP = r"[ \-\u00a0\u2009\u202f]"
 _FOUR = "[0-9][0-9][0-9][0-9]"
 _CARD = re.compile(
-    rf"({_number('[2-6]')}[0-9][0-9][0-9])(?=({_GAP})(?:({_FOUR})\2({_FOUR})\2({_FOUR})(?:\2([0-9]{{1,3}}){ENDS}|{ENDS})|([0-9]{{6}}\2[0-9]{{4,5}}{ENDS}))"
+    rf"({_number('[2-6]')}[0-9][0-9][0-9])(?=({_GAP})(?:({_FOUR})\2({_FOUR})\2({_FOUR})(?:\2([0-9]{{1,3}}+){ENDS}|{ENDS})|([0-9]{{6}}\2[0-9]{{4,5}}{ENDS}))"
     rf"|([0-9]{{9,15}}){ENDS})"
 )
 _GAPS = str.maketrans(dict.fromkeys(" -\u00a0\u2009\u202f"))
@@ -77,7 +77,9 @@ _LENGTHS = {
 }  # fmt: skip
 # By country: characters, and its letters as the digits that the check takes them for.
 _COUNTRIES = {one: (length, "".join(str(ord(letter) - 55) for letter in one)) for length, all_ in _LENGTHS.items() for one in all_.split()}
-_VALUES = {ord(written): str(ord(letter) - 55) for letter in "ABCDEFGHIJKLMNOPQRSTUVWXYZ" for written in (letter, letter.lower())}
+_VALUES = {written: str(ord(letter) - 55) for letter in "ABCDEFGHIJKLMNOPQRSTUVWXYZ" for written in (letter, letter.lower())}
+_ASCII_DIGITS = frozenset("0123456789")
+_WORD = frozenset((*_VALUES, *_ASCII_DIGITS, "_"))
 # A country, two check digits, and beginnings of account numbers as there are: none looks like the beginning of another, so that few are tried.
 _IBAN = re.compile(
     r"([A-Z](?<![A-Za-z0-9_][A-Z])(?<![A-Z]\][A-Z])[A-Z])([0-9]{2})"
@@ -99,9 +101,15 @@ def _account(found: "re.Match[str]") -> tuple[int, int] | None:
     else:
         end = start + length + (length - 1) // 4
         account = text[start + 5 : end].replace(gap, "")
-    if len(account) != length - 4 or not account.isascii() or not account.isalnum() or _ends(text, end) is None:
+    behind = text[end : end + 1]
+    if behind in _WORD or (behind == "[" and not _ends(text, end)):  # ENDS, which takes longer
         return None
-    return (start, end) if int(account.translate(_VALUES) + digits + check) % 97 == 1 else None
+    if len(account) != length - 4 or not account.isascii() or not account.isalnum():
+        return None
+    if not account.isdigit():
+        for letter in set(account) - _ASCII_DIGITS:
+            account = account.replace(letter, _VALUES[letter])
+    return (start, end) if int(account + digits + check) % 97 == 1 else None
 
 
 # -- machines ---------------------------------------------------------------------------------------------------------------------------------
@@ -128,8 +136,8 @@ def _octets(found: "re.Match[str]") -> tuple[int, int] | None:
 def _short(found: "re.Match[str]") -> tuple[int, int] | None:
     """An address with a gap: not two words that a language puts colons between."""
     written = found[0]
-    groups = [group for group in written.split(":") if group]
-    return found.span() if len(groups) + ("." in written) <= 7 and not "".join(groups).isalpha() else None
+    groups = written.count(":") + ("." in written) - (written[:2] == "::" or written[-2:] == "::")
+    return found.span() if groups <= 7 and not written.replace(":", "").isalpha() else None
 
 
 # -- telephones: ITU-T E.164, with a plus; and those of North America ---------------------------------------------------------------------------

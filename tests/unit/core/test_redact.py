@@ -1,9 +1,15 @@
 """The prompt as a log may have it; patterns of the configuration."""
 
+import re
+from pathlib import Path
+
 import pytest
 
+from sluicegate.config import load_text
+from sluicegate.config.schema_log import Log
 from sluicegate.core.masks import mask
 from sluicegate.core.matching import masked
+from sluicegate.core.record import Record
 from sluicegate.core.redact import BUILT_IN, BadPattern, logged_prompt, pattern_of, rules_of
 
 
@@ -61,3 +67,16 @@ def test_one_place_for_shapes() -> None:
     """What is masked in a prompt as a credential is masked in an error text by the same name."""
     for text in ("sk-ant-api03-abcdefghijklmnopqrstuv", "AKIAIOSFODNN7EXAMPLE", "ghp_0123456789abcdefghij0123456789abcdef"):
         assert mask(f"<{text}>") == masked(f"<{text}>", BUILT_IN) and text not in mask(text)
+
+
+def test_the_page_on_logs_says_what_is_so() -> None:
+    """Its configuration can be used, and it has every mask and every field."""
+    page = (Path(__file__).parents[3] / "docs" / "logs.md").read_text()
+    models = "models: {a: {deployments: [{provider: mock, model: a}]}}\nproviders: {mock: {provider: mock}}"
+    rest = f"{models}\ntenants: {{acme: {{keys: [{{name: k, key: sk-1}}]}}}}"
+    text = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)[0]
+    assert load_text(f"{text}{rest}", {}).config.log.patterns == (("STAFF", r"\bE-[0-9]{6}\b"),)
+    assert {rule.name for rule in BUILT_IN} == set(re.findall(r"^\| `\[([A-Z_]+)\]` \|", page, re.MULTILINE))
+    fields = {field.alias or name for name, field in Log.model_fields.items()} | {"requests.to", "requests.rotate"}
+    assert fields == set(re.findall(r"^\| `([a-z.]+)` \|", page.partition("## The access line")[0], re.MULTILINE))
+    assert set(Record.__struct_fields__) <= set(re.findall(r"`([a-z_]+)`", page.partition("## The request log")[2])) | {"held"}
