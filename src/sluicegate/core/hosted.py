@@ -22,10 +22,11 @@ class Hosted(Struct, frozen=True, gc=False):
     most: int | None = None  # calls that the request allows; None: it does not say
     together: bool = False  # these are calls of all such tools together
     told: str | None = ""  # the name by which answers tell of its calls; "": the same; None: they do not
+    again: bool = True  # all is read again after each call
 
 
 class Calls(Struct, gc=False):
-    """What a request can make of such calls at one deployment."""
+    """What a request can make of such calls at one deployment. most: after which all is read again."""
 
     most: int = 0
     fees_nano_usd: int = 0  # at most, of calls that the answer tells of
@@ -46,11 +47,11 @@ def calls_of(hosted: Sequence[Hosted], allowed: int, fees: Mapping[str, int]) ->
             found.endless, most = tool, 0
         if tool.together:
             together, dearest = max(together, most), max(dearest, fee or 0)
-        elif tool.told is None:
-            found.most += most
+            continue
+        found.most += most if tool.again else 0
+        if tool.told is None:
             found.untold_nano_usd += most * (fee or 0)
         else:
-            found.most += most
             found.fees_nano_usd += most * (fee or 0)
     found.most += together
     found.fees_nano_usd += together * dearest

@@ -39,7 +39,7 @@ def of_field(field: str) -> tuple[Hosted, ...]:
     """What a field of the body makes the provider run, if it does."""
     plain = field.casefold().replace("_", "").replace("-", "")
     if plain == "websearchoptions":  # of models that search once, before they answer
-        return (Hosted("web_search", field, 1, told=None),)
+        return (Hosted("web_search", field, 1, told=None, again=False),)
     if not any(word in plain for word in _RUNNING):
         return ()
     return (Hosted("mcp" if "mcp" in plain else field[:64].lower(), field[:100], told=None),)

@@ -35,8 +35,9 @@ def test_a_tool_without_a_fee_is_named() -> None:
 
 
 def test_calls_that_no_answer_tells_of_are_apart() -> None:
-    """They are charged in any case."""
-    assert calls_of([Hosted("web_search", "web_search_options", 1, told=None), SEARCH], 0, FEES) == Calls(6, 50_000_000, 10_000_000)
+    """They are charged in any case; what is called before all is read has nothing read again."""
+    assert calls_of([Hosted("web_search", "tools[0].type", 1, told=None), SEARCH], 0, FEES) == Calls(6, 50_000_000, 10_000_000)
+    assert calls_of([Hosted("web_search", "web_search_options", 1, told=None, again=False), SEARCH], 0, FEES) == Calls(5, 50_000_000, 10_000_000)
 
 
 def test_fees_have_the_names_by_which_answers_tell() -> None:

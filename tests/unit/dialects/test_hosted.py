@@ -80,7 +80,7 @@ def test_tools_of_messages() -> None:
 
 def test_tools_and_fields_of_chats() -> None:
     """A search that is a part of the model happens once; of others nobody tells how often, nor afterwards. What a provider has kept runs nothing."""
-    assert chat(web_search_options={"search_context_size": "low"}).hosted == (Hosted("web_search", "web_search_options", 1, told=None),)
+    assert chat(web_search_options={"search_context_size": "low"}).hosted == (Hosted("web_search", "web_search_options", 1, told=None, again=False),)
     assert chat(tools=[{"type": "browser_search"}]).hosted == (Hosted("browser_search", "tools[0].type", told=None),)
     assert chat(search_parameters={"mode": "on"}).hosted == (Hosted("search_parameters", "search_parameters", told=None),)
     assert chat(extra_body={"enable_search": True}).hosted == (Hosted("enable_search", "enable_search", told=None),)
