@@ -109,7 +109,7 @@ class Gateway:
             trip.plan = self._plan(trip.policy, trip.key, trip.request)
             trip.limit(trip.plan.model.timeouts)
             rules = trip.plan.rules
-            trip.request = trip.request if rules is None else ruling.ask(trip, trip.plan, rules, trip.request, len(body), self.learned)
+            trip.request = trip.request if rules is None else await ruling.ask(trip, trip.plan, rules, trip.request, len(body), self.learned)
             if idempotency.HEADER not in exchange.headers or await self._idempotency.begin(trip, body):
                 cached = trip.plan.cache
                 if cached is None or not await self._cached(trip, trip.plan, cached, trip.request):

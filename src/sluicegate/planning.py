@@ -154,7 +154,7 @@ class Planner:
         plan = self._plans.of(key, model)
         report.deployments = [self._place(one) for one in model.deployments]
         try:
-            request = self._ruled(report, plan, dialect, request, size)
+            request = await self._ruled(report, plan, dialect, request, size)
             if not await self._from_cache(report, plan, dialect.NAME, request, headers):
                 await self._route(report, plan, request)
         except BadRequest as error:  # well formed, but nothing that could be held for it
@@ -166,7 +166,7 @@ class Planner:
 
     # -- content rules and logs -----------------------------------------------------------------------------------------------------------
 
-    def _ruled(self, report: Report, plan: Plan, dialect: Dialect, request: Request, size: int) -> Request:
+    async def _ruled(self, report: Report, plan: Plan, dialect: Dialect, request: Request, size: int) -> Request:
         """The request as content rules make it. Raises Reject, BadRequest."""
         rules = plan.rules
         if rules is None:
@@ -174,7 +174,7 @@ class Planner:
         report.rules = [line for each in rules.chain for line in said(each)]
         trip: Any = SimpleNamespace(dialect=dialect, policy=self._policy, include=frozenset(), acted=set(), changed=[])
         try:
-            ruled = ruling.ask(trip, plan, rules, request, size, self._learned)
+            ruled = await ruling.ask(trip, plan, rules, request, size, self._learned)
         finally:
             report.acted, report.changed = sorted(trip.acted), list(trip.changed)
         if ruled is not request:

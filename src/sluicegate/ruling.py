@@ -1,10 +1,12 @@
-"""Content rules on the path of a request (docs/content-rules.md): what they make of it before it is sent anywhere, and what they put over its answer.
+"""Content rules on the path of a request (docs/content-rules.md): what they make of it before it is sent anywhere, and what they put over its
+answer.
 
 `ask` comes after the plan and before everything else, so the hold, the cache and the provider see the request as the rules have made it: its body is
-changed and read once more by the reader that has read it first. `over` stands between the client and whatever reads the answer; what an upstream has
-produced is metered and charged as it was.
+changed and read once more by the reader that has read it first. A long request is searched in slices, the loop getting a turn between them. `over`
+stands between the client and whatever reads the answer; what an upstream has produced is metered and charged as it was.
 """
 
+import asyncio
 from collections.abc import Callable
 
 import msgspec
@@ -29,15 +31,17 @@ _SHAPERS: dict[str, Callable[[Speech, str], Shaper]] = {  # by the client's dial
 }
 _SHAPES = {"openai_chat": "response_format", "openai_responses": "text", "anthropic_messages": "output_config"}  # where an answer is asked to be JSON
 
+SLICE = 4_096  # characters that are searched in one turn of the loop
+
 _encode = msgspec.json.Encoder().encode
 
 
-def ask(trip: Trip, plan: Plan, rules: ContentRules, request: Request, size: int, learned: Learned) -> Request:
+async def ask(trip: Trip, plan: Plan, rules: ContentRules, request: Request, size: int, learned: Learned) -> Request:
     """Applies the rules to a request: what goes on. size: of its body. Raises Reject, BadRequest."""
     trip.acted = set()
     _check_size(plan, rules, request, size, learned, trip)
     fields = dict(request.fields)
-    changed = rules.banned_in is not None and _search(trip, rules.banned_in, request, fields)
+    changed = rules.banned_in is not None and await _search(trip, rules.banned_in, request, fields, size)
     if rules.prompts:
         changed |= prompted(trip.dialect.NAME, fields, rules.prompts)
     if rules.force or rules.ceilings:
@@ -67,29 +71,32 @@ def _check_size(plan: Plan, rules: ContentRules, request: Request, size: int, le
             raise reject.input_too_large("max_input_tokens", tokens, most)
 
 
-def _search(trip: Trip, banned: Phrases, request: Request, fields: dict[str, msgspec.Raw]) -> bool:
+async def _search(trip: Trip, banned: Phrases, request: Request, fields: dict[str, msgspec.Raw], size: int) -> bool:
     """Looks for what is banned. Whether something was masked."""
     if request.tokens:
         raise reject.tokens_unsearchable()
-    if usual(request) and not banned.anywhere(request.texts):
+    if size <= SLICE and usual(request) and not banned.anywhere(request.texts):
         return False
     texts = Texts(fields)
-    if not banned.anywhere(texts.all()):
+    if size <= SLICE and not banned.anywhere(texts.all()):
         return False
-    refused: list[str] = []
-
-    def told(text: str) -> str:
-        passed = banned.read(START, text, end=True)
-        trip.acted.update([banned.phrases[index].name for index in passed.found])
-        if passed.refused >= 0:
-            refused.append(banned.phrases[passed.refused].name)
-            return text
-        return passed.text
-
-    changed = texts.replace(told)
-    if refused:
-        raise reject.content_policy(refused[0], "input")
-    return changed
+    told: dict[str, str] = {}
+    read = 0
+    for text in texts.all():
+        state, out = START, []
+        for at in range(0, len(text) if text not in told else 0, SLICE):
+            passed = banned.read(state, text[at : at + SLICE], end=at + SLICE >= len(text))
+            trip.acted.update([banned.phrases[index].name for index in passed.found])
+            if passed.refused >= 0:
+                raise reject.content_policy(banned.phrases[passed.refused].name, "input")
+            state, read = passed.state, read + SLICE if len(text) > SLICE else read + len(text)
+            out.append(passed.text)
+            if read >= SLICE:
+                read = 0
+                await asyncio.sleep(0)
+        if out:
+            told[text] = "".join(out)
+    return texts.replace(lambda text: told.get(text, text))
 
 
 def over(trip: Trip, rules: ContentRules, via: Via, request: Request) -> Via:

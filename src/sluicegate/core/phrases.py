@@ -95,7 +95,7 @@ class Phrases:
         text = state.pending + more
         folded = fold(text)
         data = (state.before + folded + (EDGE if end else "")).encode()
-        if not text or (not state.looked and not state.masked and self._is_clear(data)):
+        if not text or (not state.looked and not state.masked and self._is_clear(data, end)):
             return Passed(START if end else State(folded[-1:] or state.before), text, NONE)  # the usual case
         base = len(state.before.encode())
         starts = _starts(text, folded, base)
@@ -108,8 +108,10 @@ class Phrases:
         spans = sorted(self._spans(data, text, starts, limit, looked), key=lambda span: (span[0], self.phrases[span[2]].action != "refuse", span[2]))
         return self._replaced(state, data, text, starts, held, spans, looked)
 
-    def _is_clear(self, data: bytes) -> bool:
-        """There is no phrase, and no beginning of one at the end but the empty one behind the last character."""
+    def _is_clear(self, data: bytes, end: bool) -> bool:
+        """There is no phrase, and where the text goes on, no beginning of one at the end but the empty one behind the last character."""
+        if end:
+            return self._any.search(data) is None
         match = self._first.search(data)
         return match is None or _after_first(data, match.start()) == len(data)
 
@@ -191,7 +193,7 @@ def _compiled(written: str) -> Any:
     options.longest_match = True
     options.never_capture = True
     options.log_errors = False
-    options.max_mem = 64 << 20
+    options.max_mem = 16 << 20  # of which the search takes two thirds at most, as texts make it
     try:
         compiled = re2.compile(written, options)
     except re2.error as error:
