@@ -71,8 +71,9 @@ class Traces:
         trace = trip.trace
         if trace is None or not trace.sampled or trip.key is None:
             return
-        if trip.lookup is not None:
-            next(step for step in trace.steps if step.name == "cache").notes.setdefault("outcome", trip.lookup.told)
+        for step in trace.steps:
+            if step.name == "cache" and trip.lookup is not None:
+                step.notes.setdefault("outcome", trip.lookup.told)
         ended_s = next((step.since_s for step in reversed(trace.steps) if step.name == "settle"), now)
         calls = [_called(trip, call, attempt, ended_s) for call, attempt in zip(trace.calls, record.attempts, strict=False)]
         self._send(
@@ -88,7 +89,7 @@ class Traces:
                 trip.key.path[-2].id if len(trip.key.path) > 1 else "",
                 trip.fallback_used,
                 record,
-                trace.steps,
+                trace.steps[:],  # an extension may be answered later
                 calls,
                 _beginning(trip.request.texts) if self._prompts and trip.request is not None else "",
             )
