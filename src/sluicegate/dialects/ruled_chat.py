@@ -37,6 +37,7 @@ class _Chunk(Struct, gc=False):
 
 _decode_chunk = msgspec.json.Decoder(_Chunk).decode
 _CALLS = ("tool_calls", "function_call")
+_PARTS = ("content", "thinking")  # where there may be a list of them
 _SAID = ("content", "text")  # where the client reads the answer itself
 
 
@@ -168,8 +169,13 @@ class Shaper:
     def _chunk(self, channel: Channel, text: str) -> bytes:
         """A chunk with one text."""
         inside: Any = text
-        for step in reversed(channel[1:]):
-            inside = {step: inside} if isinstance(step, str) else [{"index": step, **inside}]
+        for place in range(len(channel) - 1, 0, -1):
+            step = channel[place]
+            if isinstance(step, str):
+                inside = {step: inside}
+            else:  # parts of content name their kind, which is that of what they hold
+                named = {"type": next(iter(inside))} if channel[place - 1] in _PARTS else {}
+                inside = [{"index": step, **named, **inside}]
         choice = {"index": channel[0], **inside, "logprobs": None, "finish_reason": None}
         return b"data: %b\n\n" % encoded(self._head() | {"choices": [choice]})
 

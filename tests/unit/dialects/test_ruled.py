@@ -126,6 +126,21 @@ def test_thoughts_and_refusals_are_searched_too(field: str) -> None:
     assert NOTE.encode() not in told
 
 
+def test_content_in_parts_is_read_part_by_part() -> None:
+    """As Mistral streams thoughts and texts: what is left comes as a part of its kind."""
+    parts = [
+        [{"type": "thinking", "thinking": [{"type": "text", "text": "a bo"}]}],
+        [{"type": "thinking", "thinking": [{"type": "text", "text": "mb bo"}]}],
+    ]
+    stream = b"".join(b"data: %b\n\n" % json.dumps({"choices": [{"index": 0, "delta": {"content": part}}]}).encode() for part in parts)
+    stream += b"data: %b\n\n" % json.dumps({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}).encode()
+    deltas = [each["choices"][0]["delta"] for each in events_of(shaped("openai_chat", BOMB, stream)[0])]
+    thoughts = [part["thinking"][0] for delta in deltas for part in delta.get("content", [])]
+    assert "".join([thought["text"] for thought in thoughts]) == "a # bo"
+    assert {part["type"] for delta in deltas for part in delta.get("content", [])} == {"thinking"}
+    assert {thought["type"] for thought in thoughts} == {"text"}
+
+
 def test_log_probabilities_are_left_out_where_texts_are_searched() -> None:
     """They hold the same text in pieces."""
     choice = {"index": 0, "delta": {"content": "x"}, "logprobs": {"content": [{"token": "bomb"}]}, "finish_reason": None}
