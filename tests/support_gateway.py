@@ -8,6 +8,7 @@ What a process prints goes to a file in its directory; it is shown when the proc
 import contextlib
 import json
 import os
+import random
 import shutil
 import socket
 import subprocess
@@ -23,11 +24,17 @@ from typing import Any
 START_S = 90.0
 
 
+PORTS = range(10_240, 20_000)  # a kernel gives none of these to clients, nor those 10,000 above, where a Redis has its cluster bus
+_draw = random.SystemRandom()  # Hypothesis sets the seed of the other one
+
+
 def free_port() -> int:
-    """A loopback port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A loopback port that nobody listens on now, and that nobody is given by chance before whoever asked listens there."""
+    while True:
+        port = _draw.choice(PORTS)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 class Child:

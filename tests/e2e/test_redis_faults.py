@@ -23,7 +23,6 @@ from sluicegate.ledger.contract import LedgerUnavailable
 from sluicegate.ledger.redis import RedisLedger
 from support_gateway import Child, free_port, pongs
 from support_ledgers import Desk, Log, use
-from support_redis import redis_port
 from support_time import undisturbed
 
 TIMEOUT_MS = 300
@@ -34,7 +33,7 @@ class Server:
 
     def __init__(self, directory: Path, *options: str) -> None:
         self.directory = directory
-        self.port = redis_port()
+        self.port = free_port()
         program = shutil.which("redis-server")
         assert program, "redis-server is needed on PATH: `make test` installs it"
         common = ["--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", str(directory), "--maxmemory-policy", "noeviction"]

@@ -23,7 +23,7 @@ from sluicegate.ledger.topology import SLOTS
 from support_gateway import free_port
 from support_inloop import Bench, running
 from support_ledgers import Desk, Log, use
-from support_redis import Cluster, Move, Server, Watched, redis_port, running_cluster, until, watched
+from support_redis import Cluster, Move, Server, Watched, running_cluster, until, watched
 from support_time import undisturbed
 
 TIMEOUT_MS = 500
@@ -405,7 +405,7 @@ def test_check_says_which_servers_there_are(cluster: Cluster, tmp_path: Path, aw
 
 async def test_a_cluster_with_tls_names_and_passwords(tmp_path: Path, certificates: Path) -> None:
     """Its servers are entered by the names that it gives them, with the URL's credentials and authority; without them the reason is told."""
-    tls_port = redis_port()
+    tls_port = free_port()
     own, authority = str(certificates / "localhost.pem"), str(certificates / "ca.pem")
     files = ["--tls-cert-file", own, "--tls-key-file", own, "--tls-ca-cert-file", authority, "--tls-cluster", "yes", "--tls-auth-clients", "no"]
     names = ["--cluster-announce-hostname", "localhost", "--cluster-preferred-endpoint-type", "hostname"]
