@@ -339,7 +339,7 @@ async def seeded_anew(api: Api) -> None:
     await worker._outbox.flush()
     book = worker.ledger._book  # type: ignore[attr-defined]
     book.epochs, book.counters = {tree: {} for tree in book.epochs}, {}
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     await api.told("sk-key")  # which finds out
     while await api.told("sk-key") != "200":
         assert time.monotonic() < deadline

@@ -42,7 +42,7 @@ def faults(admin: str) -> dict[str, bool]:
 def until_both(admin: str, fault: bool) -> None:
     """Both workers have been seen, and say that there is a fault, or that there is none."""
     seen: dict[str, bool] = {}
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while list(seen.values()) != [fault, fault]:
         assert time.monotonic() < deadline, seen
         seen |= faults(admin)

@@ -13,7 +13,7 @@ from sluicegate.bus import Bus
 from sluicegate.bus_redis import RedisChannel
 from support_redis import Server, running_cluster, watched
 
-WITHIN_S = 20.0
+WITHIN_S = 60.0
 
 
 @pytest.fixture(autouse=True)

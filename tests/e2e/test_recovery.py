@@ -49,7 +49,7 @@ def at(directory: Path, mock: Mock, redis: Server | None = None, **fields: Any) 
 
 def ask(gateway: Gateway) -> str:
     """One request: "ok", or the error's code. One that is to come again at once is repeated for as long."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while True:
         status, headers, body = gateway.chat("sk-k", max_tokens=90)
         code = "ok" if status == 200 else str(body["error"]["code"])

@@ -16,7 +16,7 @@ from support_gateway import Gateway, Mock, call, config, running_gateway, runnin
 from support_time import undisturbed
 
 WITHIN_S = 1.0
-SLACK_S = 2.0  # beside other tests on few cores
+SLACK_S = 6.0  # beside other tests on few cores
 
 
 class Changing(Gateway):
@@ -53,7 +53,7 @@ def gateway(tmp_path: Path, slow_mock: Mock) -> Iterator[Changing]:
         yield gateway
 
 
-def wait_until(true: Callable[[], bool], within_s: float = 20.0) -> float:
+def wait_until(true: Callable[[], bool], within_s: float = 60.0) -> float:
     """How long it took to come true."""
     began = undisturbed()
     while not true():
