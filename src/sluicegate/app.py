@@ -316,7 +316,7 @@ class Worker:
                 await self.recovery.leave()
             await self._siblings.stop()
             await self.tracing.stop()
-            aside: tuple[Any, ...] = (self.request_logging, self.announcements, self.bus, self.directory.store, self._pools)
+            aside: tuple[Any, ...] = (self.request_logging, self.announcements, self.bus, self.directory, self._pools)
             for part in (*aside, self.gateway.caching, self.ledger, self._idempotency, self.asking, self.records):
                 await part.close()
         finally:

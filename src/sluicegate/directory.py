@@ -78,6 +78,12 @@ class Directory:
         self._due = False  # what has changed is not in use yet
         self._look: asyncio.Task[None] | None = None  # that has not begun yet
 
+    async def close(self) -> None:
+        """Nothing is asked for any more."""
+        if self._look is not None:
+            self._look.cancel()
+        await self.store.close()
+
     # -- together with the file -----------------------------------------------------------------------------------------------------------
 
     def compile(self, loaded: Loaded) -> Compiled:

@@ -14,6 +14,7 @@ from sluicegate import app
 from sluicegate.app import Worker
 from sluicegate.config.fields import ConfigError
 from sluicegate.config.load import load_text
+from sluicegate.directory import Directory
 from sluicegate.directory_changes import Changes, FromFile
 from sluicegate.records import directory as tables
 from sluicegate.records.directory_rows import Missing, Taken
@@ -333,6 +334,16 @@ async def test_without_the_tables_and_keys_in_them_a_wrong_key_is_one(tmp_path: 
 
         bench.worker.directory.store.call = away  # type: ignore[method-assign]
         assert [await code(bench, secret) for secret in ("sk-none", "sk-key")] == ["invalid_api_key", "200"]
+
+
+async def test_nobody_looks_after_the_end(tmp_path: Path) -> None:
+    """A look that was to come is not made any more; whoever waits for it is let go."""
+    directory = Directory(tables.Directory(f"sqlite:///{tmp_path}/records.db"), app.time_ms)
+    waiting = asyncio.create_task(directory.catch_up())
+    await asyncio.sleep(0)
+    await directory.close()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
 
 
 async def test_without_the_tables_what_is_known_is_served(tmp_path: Path) -> None:
