@@ -39,8 +39,8 @@ class ContentRules:
     """The rules of a key, as they are applied. Two that say the same are equal."""
 
     __slots__ = (
-        *("banned_in", "banned_out", "ceilings", "chain", "digest", "disclaimer", "force", "max_input_bytes", "max_input_tokens", "noted_out"),
-        *("prompts", "shapes_answers"),
+        *("any_out", "banned_in", "banned_out", "ceilings", "chain", "digest", "disclaimer", "force", "max_input_bytes", "max_input_tokens"),
+        *("noted_out", "prompts", "shapes_answers"),
     )
 
     def __init__(self, chain: tuple[Rules, ...]) -> None:
@@ -53,6 +53,7 @@ class ContentRules:
         out = [phrase for phrase in phrases if phrase.output]
         self.banned_out = _phrases([phrase for phrase in out if phrase.action != "report"])
         self.noted_out = _phrases([phrase for phrase in out if phrase.action == "report"])
+        self.any_out = _phrases(out) if self.banned_out is not None and self.noted_out is not None else self.banned_out or self.noted_out
         self.max_input_tokens = _least([rules.max_input_tokens for rules in chain])
         self.max_input_bytes = _least([rules.max_input_bytes for rules in chain])
         self.force: dict[str, Any] = {name: value for rules in reversed(chain) for name, value in rules.force}

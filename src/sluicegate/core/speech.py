@@ -39,6 +39,7 @@ class Speech:
     def __init__(self, rules: ContentRules, acted: set[str]) -> None:
         self._banned = rules.banned_out
         self._noted = rules.noted_out
+        self._any = rules.any_out
         self._acted = acted
         self._open: Mark = {}
         self.masks = 0  # times that something was found that may not be said
@@ -52,7 +53,7 @@ class Speech:
     @property
     def silent(self) -> bool:
         """Nothing is looked for."""
-        return self._banned is None and self._noted is None
+        return self._any is None
 
     @property
     def open(self) -> list[Channel]:
@@ -100,9 +101,11 @@ class Speech:
 
     def whole(self, text: str) -> str:
         """A text that came in one piece."""
-        if self._noted is not None and self._noted.anywhere((text,)):
+        if self._any is None or (not self.refused and not self._any.anywhere((text,))):
+            return text
+        if self._noted is not None:
             self._found(self._noted, self._noted.find(text))
-        if self._banned is None or (not self.refused and not self._banned.anywhere((text,))):
+        if self._banned is None:
             return text
         passed = self._banned.read(START, text, end=True)
         whole = "" if self.refused else passed.text
