@@ -167,9 +167,7 @@ class _Parser:
         if character in "?*+{":
             raise BadPattern(f"has a {character!r} with nothing to repeat")
         if character in "^$":
-            raise BadPattern(
-                f"has a {character!r}: no rule can ask where a text begins or ends; the character itself is \\{character}"
-            )
+            raise BadPattern(f"has a {character!r}: no rule can ask where a text begins or ends; the character itself is \\{character}")
         if character != "\\":
             return _sequence([_one(each) for each in fold(character)])
         kind, value = self.escape()
