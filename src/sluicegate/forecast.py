@@ -160,11 +160,14 @@ def _seasonal(sample: list[float]) -> Fit | None:
             model = ETSModel(numbers - week, error="add", trend="add", damped_trend=True).fit(disp=False)
             trend = model.forecast(HORIZON_DAYS)
             error = scale * sqrt(float(np.sum(model.resid**2)) / (len(known) - WEEK))
+            line = np.polyval(np.polyfit(np.arange(len(known)), numbers - week, 1), np.arange(len(known), len(known) + HORIZON_DAYS))
     except (ValueError, ArithmeticError):
         return None
     point = [scale * max(0.0, float(trend[i]) + float(week[i % WEEK - WEEK])) for i in range(HORIZON_DAYS)]
     damped = list(accumulate((float(model.damping_trend) ** i for i in range(1, HORIZON_DAYS)), initial=0.0))
     echo = [float(model.smoothing_level) + float(model.smoothing_trend) * each for each in damped[1:]]
     number = len(sample)
-    drift = [error * sqrt(1 / number + 12 * (number / 2 + each) ** 2 / number**3) for each in damped]  # of a line through so many days
+    drifts = [error * sqrt(1 / number + 12 * (number / 2 + each) ** 2 / number**3) for each in damped]  # of a line through so many days
+    apart = [scale * float(one - other) for one, other in zip(line, trend, strict=True)]  # growth that is not damped: nobody knows whether it goes on
+    drift = [sqrt(known_badly**2 + each**2) for known_badly, each in zip(drifts, apart, strict=True)]
     return Fit("mstl_ets", point, error, echo, drift) if all(map(isfinite, (*point, *echo, *drift))) else None

@@ -160,6 +160,18 @@ def day(number: float | None) -> float:
     return inf if number is None else number
 
 
+@pytest.mark.parametrize("number", [28, 84])
+def test_the_sum_of_days_that_grow_steadily_is_within_its_bounds(number: int) -> None:
+    """The damped trend expects less: how far it is from a straight line is a part of what is not known."""
+    chance = random.Random(7)
+    sums = 0
+    for _ in range(6):
+        growing = [WORKING[i % 7] * (1 + 0.02 * i) * max(0.0, chance.gauss(1, 0.15)) for i in range(number + 30)]
+        ahead = course(outlook(growing[:number]), 1.0)
+        sums += ahead.lower[30] <= sum(growing[number:]) <= ahead.upper[30]
+    assert sums >= 5
+
+
 @pytest.mark.parametrize("number", [14, 15, 28, 60])
 def test_bounds_hold_for_days_that_differ_by_chance(number: int) -> None:
     """Of weeks with a shape and noise, nearly all days that follow are within their bounds, also from two weeks alone, and so is their sum."""
