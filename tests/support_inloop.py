@@ -448,6 +448,7 @@ async def running(
             serving = app.serving(loaded)
             worker, server = await serving.__aenter__()
         prove(worker)
+        worker.directory.store._database._timeout_s = SETTLE_S  # a disk may have much to do
         bench = Bench(loaded, worker, server.port, mock)
         try:
             yield bench
