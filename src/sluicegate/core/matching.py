@@ -92,8 +92,11 @@ def slices(text: str, rules: Sequence[Rule], size: int = SLICE) -> Iterator[str]
         done = max(done, *_go_on(text, min(limit + REACH, len(text)), going_on), 0)
         regions, waiting = waiting, []
         for finder in finders:
-            regions += finder.find(text, limit)
-        regions.sort()
+            found = finder.find(text, limit)
+            if found and regions:
+                regions = sorted(regions + found)
+            elif found:
+                regions = found
         pieces: list[str] = []
         for begin, rank, end, rest in regions:
             if begin >= limit:

@@ -12,7 +12,7 @@ from sluicegate.core.matching import Rule
 # Letters of the scripts of Europe: those of others are often written without a space between an address and what precedes it.
 _LETTERS = r"A-Za-z0-9\u00c0-\u02af\u0370-\u0523"
 _LOCAL_MAX = 64  # RFC 5321, 4.5.3.1.1
-_MARKS = r"_.!#$%'*+~-"  # and what else is allowed in an address and stands in front of it more often: = / ? &
+_MARKS = r"_.!#$'*+~-"  # and what else is allowed in an address, stands in front of it more often: = / ? & %
 _local = re.compile(rf"[{_LETTERS}{_MARKS}]{{0,{_LOCAL_MAX - 1}}}[{_LETTERS}_]").match  # from its end to its beginning
 _DOMAIN = rf"(?:[{_LETTERS}_-]{{1,63}}\.){{1,6}}(?:xn--[A-Za-z0-9-]{{2,59}}|[A-Za-z\u00c0-\u02af\u0370-\u0523]{{2,24}})(?![A-Za-z0-9])"
 
@@ -80,10 +80,14 @@ _COUNTRIES = {one: (length, "".join(str(ord(letter) - 55) for letter in one)) fo
 _VALUES = {written: str(ord(letter) - 55) for letter in "ABCDEFGHIJKLMNOPQRSTUVWXYZ" for written in (letter, letter.lower())}
 _ASCII_DIGITS = frozenset("0123456789")
 _WORD = frozenset((*_VALUES, *_ASCII_DIGITS, "_"))
-# A country, two check digits, and beginnings of account numbers as there are: none looks like the beginning of another, so that few are tried.
+_WORD_OR_POINT = _WORD | {"."}
+# A country, two check digits, and beginnings of account numbers as there are: none looks like the beginning of another, so that few are tried; nor
+# what has two such beginnings inside, one after the other, which only a hostile text has.
+_BEGINNING = rf"[A-Z]{{2}}[0-9]{{2}}{_GAP}"
+_CHAIN = rf"[A-Z0-9]{{4}}{_GAP}{_BEGINNING}[A-Z0-9]{{4}}{_GAP}{_BEGINNING}"
 _IBAN = re.compile(
     r"([A-Z](?<![A-Za-z0-9_][A-Z])(?<![A-Z]\][A-Z])[A-Z])([0-9]{2})"
-    rf"(?=({_GAP})(?:[0-9]{{3}}[A-Z0-9]|[A-Z]{{4}}|[A-Z][0-9]{{3}}|[A-Z]{{2}}[0-9]{{2}}{_GAP}[0-9])[A-Z0-9]*{_GAP}[A-Z0-9]{{4}}|[A-Z0-9]{{11}})"
+    rf"(?=({_GAP})(?!{_CHAIN})(?:[0-9]{{3}}[A-Z0-9]|[A-Z]{{4}}|[A-Z][0-9]{{3}}|[A-Z]{{2}}[0-9]{{2}}{_GAP}[0-9])[A-Z0-9]*{_GAP}[A-Z0-9]{{4}}|[A-Z0-9]{{11}})"
 )
 _ends = re.compile(ENDS).match
 
@@ -124,7 +128,9 @@ _V6_ENDS = rf"{ENDS}(?!:)(?!\.[0-9])"
 _IPV6 = re.compile(rf"{_V6_FIRST}:(?:{_HEX}:){{5}}(?:{_HEX}:{_HEX}|{_V4}){_V6_ENDS}")
 _SHORTEST = 4  # hexadecimal digits of an address with a gap: with fewer, `1::2` may be of any programming language
 _SHORT_IPV6 = re.compile(
-    rf"(?=(?::{{0,2}}[0-9A-Fa-f]){{{_SHORTEST}}})(?:{_V6_FIRST}(?::{_HEX}){{0,6}}+:|:(?<![A-Za-z0-9_:.]:)(?<![A-Z]\]:)):"
+    r"[0-9A-Fa-f:](?<![A-Za-z0-9_:.][0-9A-Fa-f:])(?<![A-Z]\][0-9A-Fa-f:])"
+    rf"(?:(?<=[0-9A-Fa-f])(?=(?::{{0,2}}[0-9A-Fa-f]){{{_SHORTEST - 1}}})[0-9A-Fa-f]{{0,3}}(?::{_HEX}){{0,6}}+::"
+    rf"|(?<=:):(?=(?::?[0-9A-Fa-f]){{{_SHORTEST}}}))"
     rf"(?:(?:{_HEX}:){{0,5}}{_V4}|{_HEX}(?::{_HEX}){{0,6}}|){_V6_ENDS}"
 )
 
@@ -144,11 +150,23 @@ def _short(found: "re.Match[str]") -> tuple[int, int] | None:
 
 _BETWEEN = r"[ .\-/()\u00a0\u2009\u2011\u2013\u202f]"
 _PHONE = re.compile(rf"\+(?<![A-Za-z0-9_+]\+)(?<![A-Z]\]\+)[1-9](?:{_BETWEEN}{{0,2}}[0-9]){{7,14}}(?![0-9]){ENDS}")
-_AREA = r"[2-9][0-9]{2}"
-_AMERICAN = re.compile(
-    rf"[(1-9](?<![A-Za-z0-9_.][(1-9])(?<![0-9]-[1-9])(?<![A-Z]\][(1-9])(?:(?<=\(){_AREA}\) ?|(?<=1)[-. ]{_AREA}[-.]|(?<=[2-9])[0-9]{{2}}[-.])"
-    rf"{_AREA}[-.][0-9]{{4}}{ENDS}(?![-.][0-9])"
-)
+_AREA = r"[2-9][0-9][0-9]"
+# From what stands behind the area code on: there are fewer of these than of digits.
+_AMERICAN = re.compile(rf"[-.)](?:(?<={_AREA}[-.])|(?<=\({_AREA}\)) ?){_AREA}[-.][0-9]{{4}}{ENDS}(?![-.][0-9])")
+_AMERICAN_BEFORE = 6  # characters: `1-`, and the area code
+
+
+def _american(found: "re.Match[str]") -> tuple[int, int] | None:
+    at, text = found.start(), found.string
+    start = at - (4 if text[at] == ")" else 3)
+    before = text[max(start - 2, 0) : start]
+    if before[:1] == "1" and before[1:] in ("-", ".", " "):
+        start -= 2
+        before = text[max(start - 2, 0) : start]
+    if before[-1:] in _WORD_OR_POINT or (before[-1:] == "-" and before[:1] in _ASCII_DIGITS) or (before[-1:] == "]" and before[:1].isupper()):
+        return None
+    return start, found.end()
+
 
 _DIGITS = tuple("0123456789")
 
@@ -161,5 +179,5 @@ PERSONAL = (
     Rule("IP", _IPV6, (":",)),
     Rule("IP", _SHORT_IPV6, ("::",), _short),
     Rule("PHONE", _PHONE, ("+",)),
-    Rule("PHONE", _AMERICAN, _DIGITS),
+    Rule("PHONE", _AMERICAN, _DIGITS, _american, before=_AMERICAN_BEFORE),
 )
