@@ -6,6 +6,7 @@ it, and then have a code of its.
 
 from sluicegate import reject
 from sluicegate.core import classify
+from sluicegate.core.hosted import Hosted
 from sluicegate.core.refusals import ANSWERS
 from sluicegate.dialects.form import BadRequest, Failure
 from sluicegate.reject import Reject
@@ -49,7 +50,13 @@ def reading() -> list[Reject]:
 def calling() -> list[Reject]:
     """Of a request that an upstream is to answer."""
     away = reject.ledger_unavailable(), reject.ledger_recovering()
-    return [*reading(), *_refusals(), reject.price_unknown("model"), *away, *_ruled(), *_once(), *_upstream()]
+    return [*reading(), *_refusals(), *_unpriced(), *away, *_ruled(), *_once(), *_upstream()]
+
+
+def _unpriced() -> list[Reject]:
+    """Under a dollar limit."""
+    search = Hosted("web_search", "tools[0].type")
+    return [reject.price_unknown("model"), reject.tool_unpriced(search), reject.calls_unbounded(search)]
 
 
 def _ruled() -> list[Reject]:
