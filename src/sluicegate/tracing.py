@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
 from os import environ
 from random import getrandbits
 from urllib.parse import urlsplit
@@ -47,7 +46,7 @@ class Tracing:
         self._known = Known(__version__, {})
         self._sender: Sender | None = None
         self._before = dict.fromkeys(OUTCOMES, 0)  # by senders that are no more
-        self._stopping: set[asyncio.Future[None]] = set()
+        self._stopping: dict[Sender, asyncio.Future[None]] = {}
         self.apply(loaded)
 
     def apply(self, loaded: Loaded) -> None:
@@ -69,23 +68,23 @@ class Tracing:
 
     def counts(self) -> dict[str, int]:
         """Spans, by what became of them."""
-        return {outcome: count + getattr(self._sender, outcome, 0) for outcome, count in self._before.items()}
+        senders = (*self._stopping, *((self._sender,) if self._sender is not None else ()))
+        return {outcome: count + sum(getattr(one, outcome) for one in senders) for outcome, count in self._before.items()}
 
     async def stop(self) -> None:
         """Sends what waits, for a moment."""
         self._gateway.traces = None
         self._replace(None)
-        await asyncio.gather(*self._stopping)
+        await asyncio.gather(*self._stopping.values())
 
     def _replace(self, sender: Sender | None) -> None:
         old, self._sender = self._sender, sender
         if old is not None:
-            stopping = asyncio.get_running_loop().run_in_executor(None, old.stop, STOP_S)
-            self._stopping.add(stopping)
-            stopping.add_done_callback(partial(self._stopped, old))
+            stopping = self._stopping[old] = asyncio.get_running_loop().run_in_executor(None, old.stop, STOP_S)
+            stopping.add_done_callback(lambda _: self._stopped(old))
 
-    def _stopped(self, old: Sender, stopping: "asyncio.Future[None]") -> None:
-        self._stopping.discard(stopping)
+    def _stopped(self, old: Sender) -> None:
+        del self._stopping[old]
         for outcome in OUTCOMES:
             self._before[outcome] += getattr(old, outcome)
 

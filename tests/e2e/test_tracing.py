@@ -373,8 +373,9 @@ async def test_a_reload_moves_what_comes_from_then_on(tmp_path: Path) -> None:
         async with asyncio.timeout(5):
             while len(other.roots()) + len(receiver.roots()) < 2:  # noqa: ASYNC110  (another thread sends)
                 await asyncio.sleep(0.01)
-        spans = len(other.spans) + len(receiver.spans)
-        assert bench.worker.metrics.counts().spans == {"sent": spans, "dropped": 0, "failed": 0}
+            while bench.worker.metrics.counts().spans["sent"] < len(other.spans) + len(receiver.spans):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert bench.worker.metrics.counts().spans == {"sent": len(other.spans) + len(receiver.spans), "dropped": 0, "failed": 0}
         assert (len(receiver.roots()), len(other.roots())) == (1, 1)
         assert receiver.answer == OK
 
