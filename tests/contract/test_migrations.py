@@ -145,6 +145,8 @@ async def make_version_5(url: str, rows: int) -> None:
         names = ", ".join(old_row(0))
         values = ", ".join(f":{name}" for name in old_row(0))
         connection.execute(text(f"INSERT INTO requests ({names}) VALUES ({values})"), [old_row(number) for number in range(rows)])
+        for table in ("usage_quarters", "usage_days"):
+            connection.execute(text(f"ALTER TABLE {table} DROP COLUMN saved_nano_usd"))
         connection.execute(text("UPDATE meta SET version = 5"))
 
     try:

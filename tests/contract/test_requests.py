@@ -219,15 +219,17 @@ async def test_workers_that_write_about_the_same_request(records_url: str) -> No
 
 
 async def test_rows_and_quarters_go_when_their_time_is_over(records_url: str) -> None:
-    """Days stay, and sums of windows that begin with a day; one that begins within a day has the whole of it: more than was used, never less."""
+    """Days stay, and sums of windows that begin with a day; one that begins within a day has all of it: more than was used, never less."""
     records = Records(records_url, 20.0, Kept(requests_s=2 * DAY_S, quarters_s=40 * DAY_S))
     try:
         for day in (0, 1, 39, 41, 42):
             at_s = SECOND + day * DAY_S
-            told = line(f"r{day}", record(f"r{day}", time_ms=at_s * 1000), spent(at_s=at_s))
+            told = line(f"r{day}", record(f"r{day}", time_ms=at_s * 1000, finish=f"day {day}"), spent(at_s=at_s))
             await records.add("w", day + 1, [UsageRow("acme", at_s, KEY, "chat", "up/small", 1, 1, 10, 20, 5)], lines=[told])
         await records.add("w", 50, [used(SECOND + 42 * DAY_S + 900, requests=0)])
         assert [row["request_id"] for row in await rows(records)] == ["r41", "r42"]
+        shapes = select(request_shapes.c.finish)
+        assert set(await records._database.call(lambda connection: connection.execute(shapes).scalars().all())) == {"day 41", "day 42"}
         assert await records.sums([asked(), asked(start_s=SECOND + 900), asked(start_s=SECOND + DAY_S), asked(start_s=SECOND + 39 * DAY_S)]) == [
             5,
             5,

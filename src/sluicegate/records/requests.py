@@ -10,6 +10,7 @@ rows share is written once a batch, under a number that is a digest of it: whoev
 Most rows are new, and go in at once: by COPY in PostgreSQL. Only if one of them is there already are they looked at one by one.
 """
 
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from hashlib import blake2b
@@ -21,12 +22,13 @@ from sqlalchemy import Connection, select, tuple_, update
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from sluicegate.core.labels import plain
-from sluicegate.core.record import Record, Spent
+from sluicegate.core.record import Attempt, Record, Spent
 from sluicegate.core.request_ids import time_ms_of
 from sluicegate.records.figures import COUNTS, EXPIRED, LATENCIES, count, counts, fell_back
 from sluicegate.records.schema import DAY_S, QUARTER_S, Insert, merge, request_rows, request_shapes
 
 OWN = tuple(request_rows.c.keys())
+USUAL = tuple(column.name for column in request_rows.c if column.server_default is None)  # the beginning of OWN; most rows have nothing more
 SHAPE = tuple(request_shapes.c.keys())
 SHARED = SHAPE[2:]  # all but its number and its day
 ADDED = ("input_tokens", "output_tokens", "cost_nano_usd")  # what every line adds to
@@ -36,29 +38,49 @@ ROWS_AT_ONCE = (200, 20, 1)  # in one statement of SQLite: the event loop's thre
 QUARTER_MS, DAY_MS = QUARTER_S * 1000, DAY_S * 1000
 UNKNOWN_MODEL = "model_not_found"  # error of a request whose model is only a client's word: it is not counted under that
 NOTHING = Spent("", "", "", 0, 0, 0, 0, 0, 0)
+UNTOLD = Attempt("", "", billed="")  # where there is not one attempt
 
 _encode = msgspec.json.Encoder().encode
 
 Line = tuple[str, str, Record | None, Spent | None]  # tree, id of a hold or a request, how it ended, what it was charged
 Request = tuple[str, Record | None, Spent | None]  # what lines say of one: its tree, how it ended, what it was charged in all
 Place = tuple[int, str, str, str, str]  # time_s of a quarter, tree, key_id, model, deployment
-Row = tuple[Any, ...]  # by OWN
+Row = tuple[Any, ...]  # by OWN, or by USUAL where the rest is nothing
+
+
+class RowsThere(Exception):
+    """Of some requests there are rows already. Nothing was changed."""
 
 
 class Group(msgspec.Struct, gc=False):
-    """Rows of a batch that have one shape and came in the same quarter of an hour."""
+    """Requests of a batch that have one shape and came in the same quarter of an hour."""
 
     shape: int
-    shared: tuple[str | int, ...]  # by SHARED
+    shared: tuple[Any, ...]  # by SHARED
     like: Record  # one of theirs
-    rows: list[Row]
+    latencies_us: list[int]
+    amounts: list[int]  # by the last of COUNTS
 
     @property
     def place(self) -> Place:
         """What they count under."""
         tree, _, key_id, model, deployment = self.shared[:5]
-        model = model if self.like.error != UNKNOWN_MODEL else ""
-        return self.rows[0][0] // QUARTER_MS * QUARTER_S, tree, key_id, model, deployment  # type: ignore[return-value]
+        return self.like.time_ms // QUARTER_MS * QUARTER_S, tree, key_id, model if self.like.error != UNKNOWN_MODEL else "", deployment
+
+
+class Batch:
+    """What is to be written of requests."""
+
+    def __init__(self) -> None:
+        self.rows: list[Row] = []  # by USUAL
+        self.whole: list[Row] = []  # by OWN
+        self.groups: dict[tuple[Any, ...], Group] = {}
+
+    def group(self, facts: tuple[Any, ...], like: Record) -> Group:
+        """A new one."""
+        shared = _shared(*facts)
+        group = self.groups[facts] = Group(_digest(shared), shared, like, [], [0, 0, 0, 0])
+        return group
 
 
 class Counted:
@@ -74,10 +96,9 @@ class Counted:
         """Requests, if they have ended."""
         into = self._of(group.place)
         if group.shared[-1]:
-            columns = dict(zip(OWN, zip(*group.rows, strict=True), strict=True))
-            count(group.like, columns["latency_us"], into)
-            for i, name in enumerate(COUNTS[7:], 7):
-                into[i] += sum(columns[name])
+            count(group.like, group.latencies_us, into)
+            for i, amount in enumerate(group.amounts, 7):
+                into[i] += amount
 
     def take_back(self, place: Place, record: Record) -> None:
         """One that has been counted as it did not end after all."""
@@ -95,7 +116,7 @@ def by_request(lines: Iterable[Line]) -> dict[str, Request]:
     """What lines come to, by request."""
     found: dict[str, Request] = {}
     for tree, hold_id, record, spent in lines:
-        request_id = hold_id.partition(".")[0]
+        request_id = record.request_id if record is not None else hold_id.partition(".")[0]
         have = found.get(request_id)
         if have is None:
             found[request_id] = tree, record, spent
@@ -113,16 +134,24 @@ def _together(one: Spent | None, other: Spent | None) -> Spent | None:
     return Spent(other.key_id, other.model, other.deployment, other.admitted_ms, 0, 0, *tokens, one.cost_nano_usd + other.cost_nano_usd)
 
 
-def add(connection: Connection, lines: Iterable[Line]) -> Counted:
-    """Writes what lines say, and answers what became of the requests that have ended."""
-    new, counted = by_request(lines), Counted()
-    groups, known = grouped(new), dict[tuple[int, str], Any]()
-    if not _insert(connection, groups):
-        known = _known(connection, [row[:2] for group in groups for row in group.rows])
+def add(connection: Connection, lines: Iterable[Line], looking: bool) -> Counted:
+    """Writes what lines say, and answers what became of the requests that have ended.
+
+    looking: whether there are rows of them already; it takes a while, and there seldom are. Raises RowsThere if there are, and it did not look.
+    """
+    new, counted, known = by_request(lines), Counted(), dict[tuple[int, str], Any]()
+    found = batch(new)
+    if looking:
+        known = _known(connection, [row[:2] for row in chain(found.rows, found.whole)])
         there = {request_id for _, request_id in known}
-        groups = grouped({request_id: request for request_id, request in new.items() if request_id not in there})
-        write(connection, groups)  # one that has come meanwhile: the transaction is tried again
-    for group in groups:
+        found = batch({request_id: request for request_id, request in new.items() if request_id not in there})
+    try:
+        write(connection, found)
+    except IntegrityError:
+        if looking:  # one that has come meanwhile
+            raise
+        raise RowsThere from None
+    for group in found.groups.values():
         counted.add(group)
     for key in sorted(known):
         _change(connection, known[key], new[key[1]], counted)
@@ -131,93 +160,57 @@ def add(connection: Connection, lines: Iterable[Line]) -> Counted:
 
 def bring(connection: Connection, rows: Iterable[Mapping[str, Any]]) -> None:
     """Writes rows that are there with all their values. What there is a row of by now has been charged what both say."""
-    groups: dict[tuple[int, int], Group] = {}
-    for named in rows:
-        shared = tuple([named[name] for name in SHARED])
-        shape = _digest(shared)
-        group = groups.setdefault((shape, named["time_ms"] // DAY_MS), Group(shape, shared, Record(named["request_id"], named["time_ms"]), []))
-        group.rows.append(tuple([named[name] if name != "shape" else shape for name in OWN]))
-    if _insert(connection, list(groups.values())):
-        return
-    known = _known(connection, [row[:2] for group in groups.values() for row in group.rows])
-    for group in groups.values():
-        for row in group.rows:
-            if row[:2] in known:
-                _raise(connection, row[:2], dict(zip(OWN, row, strict=True)))
-        group.rows = [row for row in group.rows if row[:2] not in known]
-    write(connection, [group for group in groups.values() if group.rows])
+    found, by_key = Batch(), {(row["time_ms"], row["request_id"]): row for row in rows}
+    for key in (known := _known(connection, list(by_key))):
+        _raise(connection, key, by_key[key])
+    for key, row in by_key.items():
+        if key not in known:
+            facts = tuple([row[name] for name in SHARED])
+            group = found.groups.get(facts) or Group(_digest(facts), facts, Record(key[1], key[0]), [], [])
+            found.groups[facts] = group
+            found.whole.append(tuple([row[name] if name != "shape" else group.shape for name in OWN]))
+    write(connection, found)
 
 
-def grouped(new: Mapping[str, Request]) -> list[Group]:
-    """Their rows."""
-    groups: dict[tuple[Any, ...], Group] = {}
+def batch(new: Mapping[str, Request]) -> Batch:
+    """What there is to write of requests that have no rows."""
+    found = Batch()
+    known = found.groups.get
     for request_id, (tree, end, charged) in new.items():
         record = end if end is not None and end.error != EXPIRED else _timed(request_id, end, charged)
         spent = charged if charged is not None else NOTHING
-        attempts, outcome, billed, failure, called_us, told = record.attempts, "", "", "", 0, ""
-        if len(attempts) == 1 and not attempts[0].wait_us:
-            [one] = attempts
-            outcome, billed, failure, called_us = one.outcome, one.billed, one.error, one.duration_us
+        attempts, told = record.attempts, ""
+        tries = len(attempts)
+        if tries == 1 and not attempts[0].wait_us:
+            one = attempts[0]
         else:
-            told = _encode(attempts).decode()
+            one, told = UNTOLD, _encode(attempts).decode()
         facts = (
-            record.time_ms // QUARTER_MS,
-            tree,
-            record.key_id,
-            record.model,
-            record.deployment,
-            record.dialect,
-            record.stream,
-            record.status,
-            record.finish,
-            record.refusal,
-            record.truncated,
-            record.error,
-            len(attempts),
-            len(attempts) > 1 and fell_back(record),
-            outcome,
-            billed,
-            failure,
-            record.source,
-            record.cost_source,
-            record.cache,
-            record.client_gone,
-            record.shadow,
-            record.rules,
-            end is not None,
-        )
-        group = groups.get(facts)
-        if group is None:
-            shared = _shared(*facts)
-            group = groups[facts] = Group(_digest(shared), shared, record, [])
-        group.rows.append(_row(request_id, record, spent, group.shape, called_us, told))
-    return list(groups.values())
+            record.time_ms // QUARTER_MS, tree, record.key_id, record.model, record.deployment, record.dialect, record.stream, record.status,
+            record.finish, record.refusal, record.truncated, record.error, tries, tries > 1 and fell_back(record), one.outcome, one.billed,
+            one.error, record.source, record.cost_source, record.cache, record.client_gone, record.shadow, record.rules, end is not None,
+        )  # fmt: skip
+        group = known(facts) or found.group(facts, record)
+        group.latencies_us.append(record.latency_us)
+        row = (
+            record.time_ms, request_id, group.shape, spent.input_tokens, spent.output_tokens, spent.cost_nano_usd, record.held, record.latency_us,
+            record.first_byte_us, record.overhead_us, one.duration_us,
+        )  # fmt: skip
+        if (
+            told or record.cached_tokens or record.client_user or record.tags or record.client_id or record.trace_id or record.reasoning_tokens
+            or record.cache_write_tokens or record.saved_nano_usd or record.waited_us
+        ):  # fmt: skip
+            found.whole.append((*row, *_rest(record, group.amounts), told))
+        else:
+            found.rows.append(row)
+    return found
 
 
-def _row(request_id: str, record: Record, spent: Spent, shape: int, called_us: int, attempts: str) -> Row:
-    return (
-        record.time_ms,
-        request_id,
-        shape,
-        spent.input_tokens,
-        spent.output_tokens,
-        spent.cost_nano_usd,
-        record.cached_tokens,
-        record.cache_write_tokens,
-        record.reasoning_tokens,
-        record.saved_nano_usd,
-        record.held,
-        record.latency_us,
-        record.first_byte_us,
-        record.overhead_us,
-        record.waited_us,
-        called_us,
-        record.client_user,
-        record.tags,
-        record.client_id,
-        record.trace_id,
-        attempts,
-    )
+def _rest(record: Record, amounts: list[int]) -> Row:
+    """What few rows have; adds up its amounts."""
+    few = record.cached_tokens, record.cache_write_tokens, record.reasoning_tokens, record.saved_nano_usd
+    amounts[:] = map(operator.add, amounts, few)
+    return (*few, record.waited_us, record.client_user, record.tags, record.client_id, record.trace_id)
 
 
 def _timed(request_id: str, record: Record | None, spent: Spent | None) -> Record:
@@ -247,41 +240,28 @@ def _digest(shared: Sequence[str | int]) -> int:
     return int.from_bytes(blake2b(_encode(shared), digest_size=8).digest(), "big") >> 1
 
 
-def _insert(connection: Connection, groups: Sequence[Group]) -> bool:
-    """All of them; or none, as one is there already (False)."""
-    savepoint = connection.begin_nested()
-    try:
-        write(connection, groups)
-    except IntegrityError:
-        savepoint.rollback()
-        return False
-    savepoint.commit()
-    return True
-
-
-def write(connection: Connection, groups: Sequence[Group]) -> None:
+def write(connection: Connection, found: Batch) -> None:
     """Raises IntegrityError if one of the rows is there."""
-    if not groups:
-        return
-    _keep(connection, groups)
-    rows = list(chain.from_iterable([group.rows for group in groups]))
-    if connection.dialect.name == "postgresql":
-        _copy(connection, rows)
-        return
-    start = 0
-    for size in ROWS_AT_ONCE:
-        while len(rows) - start >= size:
-            connection.exec_driver_sql(_values(size), tuple(chain.from_iterable(rows[start : start + size])))
-            start += size
+    _keep(connection, found.groups.values())
+    for names, rows in ((USUAL, found.rows), (OWN, found.whole)):
+        if connection.dialect.name == "postgresql":
+            _copy(connection, names, rows)
+            continue
+        start = 0
+        for size in ROWS_AT_ONCE:
+            while len(rows) - start >= size:
+                connection.exec_driver_sql(_values(names, size), tuple(chain.from_iterable(rows[start : start + size])))
+                start += size
 
 
-def _keep(connection: Connection, groups: Sequence[Group]) -> None:
+def _keep(connection: Connection, groups: Iterable[Group]) -> None:
     """Their shapes, always in the same order, so that two workers never wait for each other."""
     shapes: dict[int, Row] = {}
     for group in groups:
-        day_s = group.rows[0][0] // DAY_MS * DAY_S
+        day_s = group.like.time_ms // DAY_MS * DAY_S
         shapes[group.shape] = (group.shape, max(day_s, shapes.get(group.shape, (0, 0))[1]), *group.shared)
-    merge(connection, request_shapes, _again, [dict(zip(SHAPE, shapes[shape], strict=True)) for shape in sorted(shapes)])
+    if shapes:
+        merge(connection, request_shapes, _again, [dict(zip(SHAPE, shapes[shape], strict=True)) for shape in sorted(shapes)])
 
 
 def _again(shape: Insert) -> Insert:
@@ -291,19 +271,19 @@ def _again(shape: Insert) -> Insert:
 
 
 @cache
-def _values(rows: int) -> str:
-    """Writes so many rows."""
-    row = f"({', '.join('?' * len(OWN))})"
-    return f"INSERT INTO request_rows ({', '.join(OWN)}) VALUES {', '.join([row] * rows)}"
+def _values(names: Sequence[str], rows: int) -> str:
+    """Writes so many rows. Of a value that is bound SQLite makes a copy, which is what costs most."""
+    row = f"({', '.join('?' * len(names))})"
+    return f"INSERT INTO request_rows ({', '.join(names)}) VALUES {', '.join([row] * rows)}"
 
 
-def _copy(connection: Connection, rows: Iterable[Row]) -> None:
+def _copy(connection: Connection, names: Sequence[str], rows: Iterable[Row]) -> None:
     """Errors become SQLAlchemy's, which knows nothing of COPY."""
     import psycopg  # noqa: PLC0415  (takes a while to import)
 
     driver: Any = connection.connection.driver_connection
     try:
-        with driver.cursor() as cursor, cursor.copy(f"COPY request_rows ({', '.join(OWN)}) FROM STDIN") as copy:
+        with driver.cursor() as cursor, cursor.copy(f"COPY request_rows ({', '.join(names)}) FROM STDIN") as copy:
             for row in rows:
                 copy.write_row(row)
     except psycopg.Error as error:
@@ -311,7 +291,7 @@ def _copy(connection: Connection, rows: Iterable[Row]) -> None:
         raise kind(None, None, error) from None
 
 
-def _known(connection: Connection, keys: Sequence[Row]) -> dict[tuple[int, str], Any]:
+def _known(connection: Connection, keys: Sequence[tuple[Any, ...]]) -> dict[tuple[int, str], Any]:
     """Of requests, by when they came and their ids, those that have rows."""
     c, shape = request_rows.c, request_shapes.c
     found: dict[tuple[int, str], Any] = {}
@@ -325,10 +305,10 @@ def _known(connection: Connection, keys: Sequence[Row]) -> dict[tuple[int, str],
 
 def _change(connection: Connection, known: Any, request: Request, counted: Counted) -> None:
     """Adds to a row; says how it ended if that is news. A request that was given up for dead and ends after all is counted as it ended."""
-    record, news = request[1], dict[str, Any]()
-    [group] = grouped({known.request_id: request})
-    row = dict(zip(OWN, group.rows[0], strict=True))
+    record, found, news = request[1], batch({known.request_id: request}), dict[str, Any]()
+    row = dict(zip(OWN, (found.rows or found.whole)[0], strict=False))
     if record is not None and (not known.ended or (known.error == EXPIRED and record.error != EXPIRED)):
+        [group] = found.groups.values()
         _keep(connection, [group])
         news = row
         counted.add(group)
@@ -338,7 +318,7 @@ def _change(connection: Connection, known: Any, request: Request, counted: Count
     _raise(connection, (known.time_ms, known.request_id), row, news)
 
 
-def _raise(connection: Connection, key: Row, by: Mapping[str, Any], news: Mapping[str, Any] = {}) -> None:
+def _raise(connection: Connection, key: tuple[int, str], by: Mapping[str, Any], news: Mapping[str, Any] = {}) -> None:
     """Adds to what a row was charged; the rest of it becomes what is news."""
     c = request_rows.c
     values = {**news, **{name: c[name] + by[name] for name in ADDED}}

@@ -67,8 +67,13 @@ def _name(name: str) -> Column[str]:
 
 
 def _count(name: str) -> Column[int]:
-    """As of version 3."""
+    """Nothing where it is not written."""
     return Column(name, BigInteger, nullable=False, server_default="0")
+
+
+def _text(name: str) -> Column[str]:
+    """Likewise."""
+    return Column(name, Text, nullable=False, server_default="")
 
 
 def _usage(name: str, *more: str) -> Table:
@@ -98,11 +103,12 @@ request_rows = Table(
     metadata,
     Column("time_ms", BigInteger, primary_key=True, autoincrement=False),
     _name("request_id"),
-    *(_number(name) for name in ("shape", "input_tokens", "output_tokens", "cost_nano_usd")),
-    *(_number(name) for name in ("cached_tokens", "cache_write_tokens", "reasoning_tokens", "saved_nano_usd", "held")),
-    *(_number(name) for name in ("latency_us", "first_byte_us", "overhead_us", "waited_us", "called_us")),
-    *(_word(name) for name in ("client_user", "tags", "client_id", "trace_id")),
-    _word("attempts"),  # JSON, in order; "" of a single one: it is as the row says
+    *(_number(name) for name in ("shape", "input_tokens", "output_tokens", "cost_nano_usd", "held")),
+    *(_number(name) for name in ("latency_us", "first_byte_us", "overhead_us", "called_us")),
+    # The rest is nothing in most rows, and not written there.
+    *(_count(name) for name in ("cached_tokens", "cache_write_tokens", "reasoning_tokens", "saved_nano_usd", "waited_us")),
+    *(_text(name) for name in ("client_user", "tags", "client_id", "trace_id")),
+    _text("attempts"),  # JSON, in order; "" of a single one: it is as the row says
     sqlite_with_rowid=False,
 )
 
@@ -225,11 +231,11 @@ def insert(connection: Connection, table: Table) -> Insert:
 
 def merge(connection: Connection, table: Table, merged: Callable[[Insert], Insert], rows: Sequence[Mapping[str, object]]) -> None:
     """Inserts rows as `merged` says, a function of a module: its statement is built once, as that takes longer than the database does."""
-    connection.exec_driver_sql(_text(connection.dialect.name, table, merged), list(rows))
+    connection.exec_driver_sql(_merging(connection.dialect.name, table, merged), list(rows))
 
 
 @cache
-def _text(dialect: str, table: Table, merged: Callable[[Insert], Insert]) -> str:
+def _merging(dialect: str, table: Table, merged: Callable[[Insert], Insert]) -> str:
     return str(merged(INSERTS[dialect](table)).compile(dialect=_DIALECTS[dialect]))
 
 

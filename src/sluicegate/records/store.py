@@ -17,11 +17,11 @@ How it fails: RecordsUnavailable after some seconds at most (database.py). The o
 
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache, partial
+from functools import partial
 from operator import add
 from typing import Any
 
-from sqlalchemy import Connection, Executable, Table, case, delete, literal, or_, select, update
+from sqlalchemy import Connection, Table, case, delete, literal, or_, select, text, update
 
 from sluicegate.core.limits import Unit
 from sluicegate.records import aside, listing, queries, requests, retention, rollups
@@ -32,7 +32,7 @@ from sluicegate.records.queries import PAGE, Question, Usage
 from sluicegate.records.requests import Counted, Line
 from sluicegate.records.retention import KEPT, Kept
 from sluicegate.records.rows import NotLeading, RecordsBehind, RecordsUnavailable, Sum, TreeRow, UsageRow, WorkerRow
-from sluicegate.records.schema import AMOUNTS, INSERTS, QUARTER_S, SPANS_S, Insert, insert, merge, meta, seeded, trees, workers, writers
+from sluicegate.records.schema import AMOUNTS, QUARTER_S, SPANS_S, Insert, insert, merge, meta, seeded, trees, workers, writers
 
 TIMEOUT_S = 5.0
 WORKER_KEPT_MS = 3_600_000  # a worker that died without leaving is forgotten
@@ -75,7 +75,10 @@ class Records:
         after: the line up to which they must be in before; raises RecordsBehind if they are not.
         A batch whose outcome is unknown must be sent again as it was, before a longer one: what it had may be in, or may yet get in.
         """
-        await self._database.call(lambda connection: _add(connection, writer, upto, rows, after, lines))
+        try:
+            await self._database.call(lambda connection: _add(connection, writer, upto, rows, after, lines))
+        except requests.RowsThere:
+            await self._database.call(lambda connection: _add(connection, writer, upto, rows, after, lines, looking=True))
         newest_s = max((row.time_s for row in rows), default=0)
         if newest_s // QUARTER_S > self._tidied_quarter:
             with contextlib.suppress(RecordsUnavailable):  # what was asked for is done
@@ -191,16 +194,23 @@ def _nothing(_: object) -> None:
 # -- usage ----------------------------------------------------------------------------------------------------------------------------------
 
 
-def _add(connection: Connection, writer: str, upto: int, rows: Sequence[UsageRow], after: int = 0, lines: Sequence[Line] = ()) -> None:
-    if after:
+def _add(
+    connection: Connection, writer: str, upto: int, rows: Sequence[UsageRow], after: int = 0, lines: Sequence[Line] = (), looking: bool = False
+) -> None:
+    if not connection.execute(_MOVE, {"writer": writer, "upto": upto, "after": after}).rowcount:
         known = connection.execute(select(writers.c.upto).where(writers.c.writer == writer)).scalar() or 0
         if known < after:
             raise RecordsBehind(f"they have the lines of {writer} up to {known}, and had them up to {after}")
-    if connection.execute(_further(connection.dialect.name), {"writer": writer, "upto": upto}).first() is None:
-        return  # another worker has replayed them
-    counted = requests.add(connection, lines)
+        mark = insert(connection, writers).values(writer=writer, upto=upto).on_conflict_do_nothing()
+        if connection.execute(mark.returning(writers.c.upto)).first() is None:
+            return  # another worker has replayed them
+    counted = requests.add(connection, lines, looking)
     for table in SPANS_S:
         _increase(connection, table, rows, counted)
+
+
+# A writer's mark moves on, if it is where it should be.
+_MOVE = text("UPDATE writers SET upto = :upto WHERE writer = :writer AND upto < :upto AND upto >= :after")
 
 
 def _written(connection: Connection, writer: str) -> int:
@@ -231,14 +241,6 @@ def _more(row: Insert) -> Insert:
     """Adds to the amounts and counts of a row, or makes it."""
     added = {column.name: column + row.excluded[column.name] for column in row.table.c if not column.primary_key}
     return row.on_conflict_do_update(index_elements=list(row.table.primary_key), set_=added)
-
-
-@cache
-def _further(dialect: str) -> Executable:
-    """Moves a writer's mark on, and answers it; nothing if it is there already."""
-    mark = INSERTS[dialect](writers)
-    further = writers.c.upto < mark.excluded.upto
-    return mark.on_conflict_do_update(index_elements=[writers.c.writer], set_={"upto": mark.excluded.upto}, where=further).returning(writers.c.upto)
 
 
 # -- workers and trees ----------------------------------------------------------------------------------------------------------------------

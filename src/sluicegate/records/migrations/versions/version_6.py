@@ -4,8 +4,11 @@ Sums have what answers from the cache have saved.
 Old rows are put aside under another name, and brought in bit by bit afterwards (aside.py): there may be many millions.
 """
 
+from typing import Any
+
 from alembic import op
 from sqlalchemy import BigInteger, Column, Integer, Text, text
+from sqlalchemy.types import TypeEngine
 
 revision = "6"
 down_revision = "5"
@@ -15,16 +18,16 @@ WORDS = {
     *("dialect", "finish", "refusal", "truncated", "error", "outcome", "billed", "failure", "source", "cost_source", "cache", "shadow", "rules"),
 }
 ROW = (
-    *("time_ms", "request_id", "shape", "input_tokens", "output_tokens", "cost_nano_usd", "cached_tokens", "cache_write_tokens", "reasoning_tokens"),
-    *("saved_nano_usd", "held", "latency_us", "first_byte_us", "overhead_us", "waited_us", "called_us", "client_user", "tags", "client_id"),
+    *("time_ms", "request_id", "shape", "input_tokens", "output_tokens", "cost_nano_usd", "held", "latency_us", "first_byte_us", "overhead_us"),
+    *("called_us", "cached_tokens", "cache_write_tokens", "reasoning_tokens", "saved_nano_usd", "waited_us", "client_user", "tags", "client_id"),
     *("trace_id", "attempts"),
 )
+NOTHING = {name: "" if name in WORDS else "0" for name in ROW[11:]}
 SHAPE = (
     *("shape", "day_s", "tree", "tenant", "key_id", "model", "deployment", "provider", "dialect", "stream", "status", "finish", "refusal"),
     *("truncated", "error", "tries", "fell_back", "outcome", "billed", "failure", "source", "cost_source", "cache", "client_gone", "shadow"),
     *("rules", "ended"),
 )
-KEYS = {"request_rows": ("time_ms", "request_id"), "request_shapes": ("shape",)}
 
 
 def upgrade() -> None:
@@ -36,9 +39,14 @@ def upgrade() -> None:
     else:
         op.rename_table("requests", "requests_of_5")
     number = BigInteger().with_variant(Integer(), "sqlite")
-    for table, names in (("request_rows", ROW), ("request_shapes", SHAPE)):
-        kinds = {name: Text() if name in WORDS else number if name == "shape" and table == "request_shapes" else BigInteger() for name in names}
-        fields = [Column(name, kind, nullable=False, primary_key=name in KEYS[table], autoincrement=False) for name, kind in kinds.items()]
-        op.create_table(table, *fields, sqlite_with_rowid=table == "request_shapes")
+    row = [_column(name, BigInteger(), name in ROW[:2], NOTHING.get(name)) for name in ROW]
+    shape = [_column(name, number if name == "shape" else BigInteger(), name == "shape") for name in SHAPE]
+    op.create_table("request_rows", *row, sqlite_with_rowid=False)
+    op.create_table("request_shapes", *shape)
     told = ", ".join(name for name in (*ROW, *SHAPE) if name not in ("shape", "day_s"))
     op.execute(f"CREATE VIEW requests AS SELECT {told} FROM request_rows CROSS JOIN request_shapes WHERE request_shapes.shape = request_rows.shape")
+
+
+def _column(name: str, number: TypeEngine[int], key: bool, nothing: str | None = None) -> Column[Any]:
+    kind: TypeEngine[Any] = Text() if name in WORDS else number
+    return Column(name, kind, nullable=False, primary_key=key, autoincrement=False, server_default=nothing)
