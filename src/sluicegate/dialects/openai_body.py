@@ -130,7 +130,7 @@ def read_choices(choices: list[_Choice]) -> tuple[list[Delta], list[tuple[int, s
     for choice in choices:
         output = choice.delta
         if choice.message is not None:
-            output = _said_by(choice)
+            output = choice.message if output is None else _said_by(choice)
         if output is not None:
             text, calls = _output(output)
             if text or calls:

@@ -35,11 +35,11 @@ def refuse_repeats(fields: Mapping[str, Raw], but: frozenset[str] = frozenset())
 
 def refuse_repeats_in(data: bytes, name: str, encoded: bytes | None = None) -> None:
     """Raises BadRequest if an object in this field has a name twice. encoded: what was read of it, encoded again."""
-    if encoded is not None and len(data) - data.count(b" ") == len(encoded) - encoded.count(b" "):
-        return  # the usual case: spaces in texts are in both, and between them in the one, and all else is as long
     shortest = len(encoded) if encoded is not None else _again(data)
     if len(data) == shortest:
         return
+    if encoded is not None and len(data) - data.count(b" ") == len(encoded) - encoded.count(b" "):
+        return  # spaces in texts are in both, and between them in the one, and all else is as long
     compact = msgspec.json.format(data, indent=-1)
     if len(compact) == shortest or len(compact) == _again(compact):
         return
