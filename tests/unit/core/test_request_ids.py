@@ -19,7 +19,7 @@ def test_ids_of_one_worker_differ() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "req_", "r1", "req_0123456789ab00000001", "req_01a0c3d4e5f_", "req_01a0c3d4ex!_ab1", "x_01a0c3d4e5f_ab1", "req_1_ab1"]
+    "text", ["", "req_", "r1", "req_0123456789ab00000001", "req_1a19467e87b_", "req_1a19467e8x!_ab1", "x_1a19467e87b_ab1", "req_1_ab1"]
 )
 def test_texts_that_tell_no_time(text: str) -> None:
     """Ids of older versions, and what is none."""
