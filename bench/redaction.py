@@ -8,6 +8,7 @@ Times are CPU times of the thread, so that other work on the machine does not co
 
 import argparse
 import asyncio
+import gc
 import json
 import platform
 import sys
@@ -18,6 +19,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
+from sluicegate.app import GC_THRESHOLD
 from sluicegate.core.masks import mask
 from sluicegate.core.matching import slices
 from sluicegate.core.redact import BUILT_IN, prompt_json
@@ -114,6 +116,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="where the figures are written to")
     options = parser.parse_args()
+    gc.freeze()
+    gc.set_threshold(GC_THRESHOLD, 20, 20)  # as in a worker
     texts = of_texts()
     for name, figures in list(texts.items())[:12]:
         print(f"{name!r:34} {figures['ms_per_mb']:7.1f} ms/MB  longest step {figures['longest_step_ms']:.2f} ms")

@@ -120,12 +120,18 @@ def _account(found: "re.Match[str]") -> tuple[int, int] | None:
 
 _OCTET = r"(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
 _V4_ENDS = rf"{ENDS}(?!\.[0-9])"
-_IPV4 = re.compile(rf"{_number('[0-9]')}[0-9]{{0,2}}(?:\.{_OCTET}){{3}}{_V4_ENDS}")
-_HEX = "[0-9A-Fa-f]{1,4}"
 _V4 = rf"{_OCTET}(?:\.{_OCTET}){{3}}"
-_V6_FIRST = r"[0-9A-Fa-f](?<![A-Za-z0-9_:.][0-9A-Fa-f])(?<![A-Z]\][0-9A-Fa-f])[0-9A-Fa-f]{0,3}"
+_HEX = "[0-9A-Fa-f]{1,4}"
 _V6_ENDS = rf"{ENDS}(?!:)(?!\.[0-9])"
-_IPV6 = re.compile(rf"{_V6_FIRST}:(?:{_HEX}:){{5}}(?:{_HEX}:{_HEX}|{_V4}){_V6_ENDS}")
+# Both from what stands behind the first number on, since there is less of it than of digits; then back to their beginning.
+_FIRST_OCTETS = ("[0-9]", "[1-9][0-9]", "(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9])")  # the group that matches tells how long it is
+_FIRST_OCTET = "|".join(
+    rf"(?<={octet}\.)(?<![A-Za-z0-9_.][0-9]{{{length}}}\.)(?<![A-Z]\][0-9]{{{length}}}\.)()" for length, octet in enumerate(_FIRST_OCTETS, 1)
+)
+_IPV4 = re.compile(rf"\.(?:{_FIRST_OCTET})(?:{_OCTET}\.){{2}}{_OCTET}{_V4_ENDS}")
+_IPV6 = re.compile(rf":(?<=[0-9A-Fa-f]:)(?:{_HEX}:){{5}}(?:{_HEX}:{_HEX}|{_V4}){_V6_ENDS}")
+_first_group = re.compile(r"([0-9A-Fa-f]{1,4})(?![A-Za-z0-9_:.])(?!\][A-Z])").match  # backwards
+_V_BEFORE = 4  # characters of the first number
 _SHORTEST = 4  # hexadecimal digits of an address with a gap: with fewer, `1::2` may be of any programming language
 _SHORT_IPV6 = re.compile(
     r"[0-9A-Fa-f:](?<![A-Za-z0-9_:.][0-9A-Fa-f:])(?<![A-Z]\][0-9A-Fa-f:])"
@@ -135,8 +141,14 @@ _SHORT_IPV6 = re.compile(
 )
 
 
-def _octets(found: "re.Match[str]") -> tuple[int, int] | None:
-    return found.span() if int(found[0].partition(".")[0]) <= 255 else None
+def _v4(found: "re.Match[str]") -> tuple[int, int]:
+    return found.start() - (found.lastindex or 0), found.end()
+
+
+def _v6(found: "re.Match[str]") -> tuple[int, int] | None:
+    at, text = found.start(), found.string
+    before = _first_group(text[max(at - _V_BEFORE - 2, 0) : at][::-1])
+    return (at - before.end(1), found.end()) if before is not None else None
 
 
 def _short(found: "re.Match[str]") -> tuple[int, int] | None:
@@ -175,8 +187,8 @@ PERSONAL = (
     Rule("EMAIL", re.compile(rf"%40(?<=[{_LETTERS}_.+-]%40){_DOMAIN}"), ("%40",), _address, before=_LOCAL_MAX + 1),
     Rule("IBAN", _IBAN, _DIGITS, _account),
     Rule("CARD", _CARD, _DIGITS, _card),
-    Rule("IP", _IPV4, (".",), _octets),
-    Rule("IP", _IPV6, (":",)),
+    Rule("IP", _IPV4, (".",), _v4, before=_V_BEFORE),
+    Rule("IP", _IPV6, (":",), _v6, before=_V_BEFORE),
     Rule("IP", _SHORT_IPV6, ("::",), _short),
     Rule("PHONE", _PHONE, ("+",)),
     Rule("PHONE", _AMERICAN, _DIGITS, _american, before=_AMERICAN_BEFORE),
