@@ -187,7 +187,7 @@ class _Disturbed(Call):
         if self._fails and self._fault.status:
             await self._delay(began)
             self.status, self.headers = self._fault.status, {b"content-type": b"application/json"}
-            self._rest, self.complete = REFUSAL, True
+            self._rest, self.complete, self.over = REFUSAL, True, True
             return
         await super().start()
         await self._delay(began)

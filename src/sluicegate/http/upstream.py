@@ -53,7 +53,7 @@ class Call:
     """One request and its answer. One task at a time may start or read it; `close` may come from anywhere."""
 
     __slots__ = (
-        *("bodiless", "complete", "deadline", "ends_at", "headers", "sink", "status", "stirred", "unspoken", "written"),
+        *("bodiless", "complete", "deadline", "ends_at", "headers", "over", "sink", "status", "stirred", "unspoken", "written"),
         *("_body", "_connecting", "_connection", "_failure", "_head", "_loop", "_paused", "_pool", "_raced", "_rest", "_sent_at", "_timeouts"),
         *("_waiter", "_wrote_at"),
     )
@@ -63,6 +63,7 @@ class Call:
         self.headers: dict[bytes, bytes] = {}
         self.written = False
         self.complete = False  # the answer has arrived whole
+        self.over = False  # nothing more will come: it is complete, or the call has failed
         self.sink: Callable[[], None] | None = None  # called at once for all that comes, instead of waking whoever waits
         self.bodiless = bodiless
         self.stirred = False
@@ -214,11 +215,6 @@ class Call:
         self.stirred = True
         self.wake()
 
-    @property
-    def over(self) -> bool:
-        """Nothing more will come: the answer is complete, or the call has failed."""
-        return self.complete or self._failure is not None
-
     def wake(self) -> None:
         if self.sink is not None:
             self.sink()
@@ -230,7 +226,7 @@ class Call:
                 waiter.set_result(None)
 
     def end(self) -> None:
-        self.complete = True
+        self.complete = self.over = True
         self._let_go()
 
     def broken(self, message: str, reason: Literal["protocol", "incomplete"] = "protocol") -> None:
@@ -292,7 +288,7 @@ class Call:
     def _fail(self, reason: Reason, message: str) -> None:
         if self.complete or self._failure is not None:
             return
-        self._failure = (reason, message)
+        self._failure, self.over = (reason, message), True
         if self._connecting is not None:
             self._connecting.cancel()
         connection = self._connection
