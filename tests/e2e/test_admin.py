@@ -28,7 +28,7 @@ ROUTE: dict[str, Any] = {
       - {provider: mock, model: one, price: {input: 0.5, output: 1.0}, limits: [5 requests/minute]}
       - {provider: second, model: two, price: {input: 0.5, output: 1.0}}""",
 }
-PATIENT = "resilience: {breaker: {failures: 3, pause: 10s}, timeouts: {first_byte: 300ms}}"
+PATIENT = "resilience: {breaker: {failures: 3, pause: 10s}, timeouts: {first_byte: 800ms}}"
 
 
 async def ask(bench: Bench, path: str, key: str = KEY, method: str = "GET", port: int = 0) -> Reply:

@@ -179,7 +179,7 @@ async def test_case_83_a_waiting_client_is_told_that_all_is_well(tmp_path: Path)
 
 async def test_another_deployment_may_still_answer_after_a_sign_of_life(tmp_path: Path) -> None:
     """Until the first output nothing is decided."""
-    async with bench(tmp_path, resilience=f"{ALIVE}, timeouts: {{first_token: 150ms}}", options={"completion": 8}) as b:
+    async with bench(tmp_path, resilience=f"{ALIVE}, timeouts: {{first_token: 700ms}}", options={"completion": 8}) as b:
         b.slack = CAP + PROMPT_TOKENS
         b.mock.fault(count=1, model="one", stall_after=0)
         reply = await ask(b, model="both", stream=True)

@@ -220,7 +220,7 @@ models:
 {models}
 tenants:
   acme: {{keys: [{keys}]}}
-resilience: {{timeouts: {{connect: 500ms}}}}
+resilience: {{timeouts: {{connect: 2s}}}}
 """
 
 
