@@ -32,8 +32,8 @@ from sluicegate.config.fields import (
     sendable,
 )
 from sluicegate.config.schema_cache import Cache, ModelCache
-from sluicegate.config.schema_rules import Rules
 from sluicegate.config.schema_log import Log
+from sluicegate.config.schema_rules import Rules
 from sluicegate.config.schema_tracing import Tracing
 from sluicegate.config.section import Section
 from sluicegate.core.limits import Priority
