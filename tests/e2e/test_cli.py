@@ -213,7 +213,7 @@ def test_plan_tells_what_would_happen_and_sends_nothing(tmp_path: Path, mock: Mo
     told = sluicegate("plan", "--config", file, "--key", "sk-k", "body.json", cwd=tmp_path)
     assert told.returncode == 0, told.stderr
     heads = [line.split()[0] for line in told.stdout.splitlines() if line[:1].strip()]
-    assert list(dict.fromkeys(heads)) == ["key", "allowed", "cache", "deployments", "estimate", "claim", "grant", "cost", "affordable"]
+    assert list(dict.fromkeys(heads)) == ["key", "allowed", "cache", "deployments", "estimate", "claim", "grant", "cost", "affordable", "logged"]
     body = (tmp_path / "body.json").read_text()
     as_json = json.loads(sluicegate("plan", "--config", file, "--key", "acme/@k", "--json", "-", cwd=tmp_path, given=body).stdout)
     assert (as_json["key"], as_json["path"], as_json["allowed"]) == ("acme/@k", ["acme", "k"], True)
