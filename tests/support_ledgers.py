@@ -168,13 +168,13 @@ class Vandal:
             self._redis.delete(f"sg1:{{{tree}}}:holds", f"sg1:{{{tree}}}:expiry")
 
     def rewind(self, seq: int, tree: str = "t", epoch: str = "first") -> None:
-        """As if an older state had been restored."""
-        if self._memory is not None:
+        """As if an older state had been restored, if there is one."""
+        if self._memory is not None and epoch in self._memory.epochs.get(tree, {}):
             self._memory.epochs[tree][epoch] = seq
         if self._sqlite is not None:
             self._sqlite.execute("UPDATE epochs SET seq = ? WHERE tree = ? AND epoch = ?", (seq, tree, epoch))
         if self._redis is not None:
-            self._redis.set(f"sg1:{{{tree}}}:e:{epoch}", seq)
+            self._redis.set(f"sg1:{{{tree}}}:e:{epoch}", seq, xx=True)
 
 
 def race(work: tuple[str, str, str, int]) -> int:
