@@ -135,7 +135,7 @@ _V_BEFORE = 4  # characters of the first number
 _SHORTEST = 4  # hexadecimal digits of an address with a gap: with fewer, `1::2` may be of any programming language
 _SHORT_IPV6 = re.compile(
     r"[0-9A-Fa-f:](?<![A-Za-z0-9_:.][0-9A-Fa-f:])(?<![A-Z]\][0-9A-Fa-f:])"
-    rf"(?:(?<=[0-9A-Fa-f])(?=(?::{{0,2}}[0-9A-Fa-f]){{{_SHORTEST - 1}}})[0-9A-Fa-f]{{0,3}}(?::{_HEX}){{0,6}}+::"
+    rf"(?:(?<=[0-9A-Fa-f])(?=(?::{{0,2}}[0-9A-Fa-f]){{{_SHORTEST - 1}}})[0-9A-Fa-f]{{0,3}}(?::{_HEX}){{0,6}}::"
     rf"|(?<=:):(?=(?::?[0-9A-Fa-f]){{{_SHORTEST}}}))"
     rf"(?:(?:{_HEX}:){{0,5}}{_V4}|{_HEX}(?::{_HEX}){{0,6}}|){_V6_ENDS}"
 )

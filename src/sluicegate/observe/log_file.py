@@ -243,14 +243,16 @@ def tidy(path: Path, rotation: Rotation) -> None:
 
 
 def _compress(file: Path) -> None:
-    """One that another process compresses is left to it."""
+    """One that another process compresses is left to it. Nobody may read the copy who may not read the file, at no moment."""
     part = file.with_name(file.name + ".gz.part")
     with file.open("rb") as source:
         fcntl.flock(source.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
         if not file.exists():
             return
         try:
-            with gzip.open(part, "wb") as target:
+            part.unlink(missing_ok=True)  # of a process that was killed
+            fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, stat.S_IMODE(os.fstat(source.fileno()).st_mode))
+            with os.fdopen(fd, "wb") as whole, gzip.GzipFile("", "wb", fileobj=whole) as target:
                 shutil.copyfileobj(source, target, 1 << 20)
             part.rename(file.with_name(file.name + ".gz"))
             file.unlink()

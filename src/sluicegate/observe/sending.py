@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from sluicegate.observe.log import StateLog
 from sluicegate.observe.tracing import Finished
 
+LAST_S = 0.1  # of the patience at an end: for a thread that was interrupted; one that waits for a receiver cannot be
 SWITCH_S = 0.0005  # the loop waits no longer for this thread to let go of the interpreter
 
 Export = Callable[[Sequence[Finished]], str]  # why they were not taken; "": they were
@@ -61,9 +62,9 @@ class Sender:
         self._stopping = True
         self._wake.set()
         if self._say.state == "up":
-            self._thread.join(patience_s)
+            self._thread.join(max(patience_s - LAST_S, 0.0))
         self._interrupt()
-        self._thread.join(patience_s)
+        self._thread.join(min(patience_s, LAST_S))
 
     def _run(self) -> None:
         sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_S))

@@ -1,7 +1,13 @@
 """What is masked in a prompt, and what is not."""
 
+from collections.abc import Iterator
+from re import _parser as parser  # type: ignore[attr-defined]
+from re._constants import ANY, ATOMIC_GROUP, IN, LITERAL, POSSESSIVE_REPEAT  # type: ignore[import-not-found]
+from typing import Any
+
 import pytest
 
+from sluicegate.core.masks import _LOOSE
 from sluicegate.core.matching import masked
 from sluicegate.core.redact import BUILT_IN
 from support_hostile import HARMLESS, JWT, PEM, SECRETS
@@ -63,6 +69,23 @@ def test_blocks_of_any_length(block: str) -> None:
     assert masked(f"a\n-----BEGIN {block}-----\n{body}-----END {block}-----\nb", BUILT_IN) == "a\n[PRIVATE_KEY]\nb"
     assert masked(f"a\n-----BEGIN {block}-----\n{body}; b", BUILT_IN) == "a\n[PRIVATE_KEY]; b"
     assert masked(f"a\n-----BEGIN {block}-----\n{body}", BUILT_IN) == "a\n[PRIVATE_KEY]"
+
+
+def _groups_that_keep(parsed: Any) -> Iterator[object]:
+    for operator, value in parsed:
+        if operator is ATOMIC_GROUP or (operator is POSSESSIVE_REPEAT and (len(value[2]) != 1 or value[2][0][0] not in (IN, LITERAL, ANY))):
+            yield operator, value
+        for inner in value if isinstance(value, list | tuple) else (value,):
+            for one in inner if isinstance(inner, list) else (inner,):
+                if isinstance(one, parser.SubPattern):
+                    yield from _groups_that_keep(one)
+
+
+def test_no_group_is_possessive() -> None:
+    """Early versions of Python 3.11 do not match what such a group matches; single characters may be."""
+    assert list(_groups_that_keep(parser.parse("(?:ab|c(?:d(?=(?:ef){0,3}+))?)"))) and not list(_groups_that_keep(parser.parse("[ab]{1,4}+")))
+    patterns = [rule.pattern.pattern for rule in (*BUILT_IN, *_LOOSE)]
+    assert [found for pattern in patterns for found in _groups_that_keep(parser.parse(pattern))] == []
 
 
 def test_two_blocks() -> None:

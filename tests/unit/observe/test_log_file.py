@@ -90,6 +90,28 @@ def test_what_is_put_aside_is_compressed(path: Path) -> None:
     assert {one.suffix for one in rotated(path)} == {".gz"} and everything(path) == [f"line {n:04}" for n in range(8)]
 
 
+def test_who_may_read_it_does_not_change(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file, what is put aside, and what is compressed, from its first byte on: for the owner and the group, or as somebody has set it since."""
+    seen: list[int] = []
+
+    def watched(source: object, target: gzip.GzipFile, size: int) -> None:
+        seen.extend(one.stat().st_mode & 0o777 for one in path.parent.glob("*.part"))
+
+    monkeypatch.setattr(log_file.shutil, "copyfileobj", watched)
+    before = os.umask(0o022)
+    try:
+        log = Watched(str(path), Rotation(10, 10, False))
+        log.write_each("line 1", "line 2", "line 3")
+        log.close()
+        rotated(path)[0].chmod(0o600)
+        rotated(path)[0].with_name(rotated(path)[0].name + ".gz.part").touch(0o644)
+        tidy(path, Rotation(10, 10, True))
+    finally:
+        os.umask(before)
+    assert {one.suffix for one in rotated(path)} == {".gz"}
+    assert [one.stat().st_mode & 0o777 for one in (*rotated(path), path)] == [0o600, 0o640, 0o640] and seen == [0o600, 0o640]
+
+
 def test_files_of_other_names_are_left_alone(path: Path) -> None:
     """Only what was put aside is deleted."""
     path.parent.mkdir()

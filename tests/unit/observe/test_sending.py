@@ -114,6 +114,27 @@ def test_an_end_does_not_wait_for_a_receiver_that_says_nothing(receiver: Receive
     assert receiver.interrupted.is_set()
 
 
+@pytest.mark.parametrize("away", [False, True])
+def test_an_end_takes_no_longer_than_its_patience(receiver: Receiver, monkeypatch: pytest.MonkeyPatch, away: bool) -> None:
+    """Whoever waits for a receiver that hangs, and does not heed an interruption, is left behind."""
+    waits: list[float] = []
+    monkeypatch.setattr(receiver, "interrupt", lambda: None)
+    sender = made(receiver, batch=2)
+    if away:
+        receiver.says = "no"
+        receiver.let.release()
+        sender.put(finished())
+        while sender.failed < 2:
+            time.sleep(0.001)
+        assert receiver.asked.acquire(timeout=5)
+    sender.put(finished())
+    assert receiver.asked.acquire(timeout=5)
+    monkeypatch.setattr(sender._thread, "join", waits.append)
+    sender.stop(2.0)
+    assert sum(waits) <= (0.1 if away else 2.0)
+    receiver.let.release(100)
+
+
 def test_what_cannot_be_made_is_told_when_there_is_something_to_send(logged: list[Any]) -> None:
     """An environment that the library cannot read: nothing is sent, the log says why, nothing else happens."""
 
