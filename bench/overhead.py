@@ -130,10 +130,14 @@ def load(directory: Path, url: str, pid: int, model: str, connections: int, seco
     streams = model == "stream"
     streamed = {"stream": True, "mock": {"completion": CHUNKS}} if streams else {}
     body = json.dumps({"model": model, "max_tokens": 200, "messages": MESSAGES, **streamed})
+    lua = f'wrk.method="POST"\nwrk.body=[==[{body}]==]\nwrk.headers["Content-Type"]="application/json"\nwrk.headers["Authorization"]="Bearer {KEY}"\n'
+    return measured(directory, url, pid, lua, connections, seconds) / (CHUNKS if streams else 1)
+
+
+def measured(directory: Path, url: str, pid: int, lua: str, connections: int, seconds: int) -> float:
+    """Microseconds of a process's CPU per request, of those that wrk makes by a script."""
     script = directory / "wrk.lua"
-    script.write_text(
-        f'wrk.method="POST"\nwrk.body=[==[{body}]==]\nwrk.headers["Content-Type"]="application/json"\nwrk.headers["Authorization"]="Bearer {KEY}"\n'
-    )
+    script.write_text(lua)
     before = cpu_s(pid)
     command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds}s", "--timeout", "20s", "-s", str(script), f"{url}/v1/chat/completions"]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
@@ -141,7 +145,7 @@ def load(directory: Path, url: str, pid: int, model: str, connections: int, seco
     if "Non-2xx" in said or "Socket errors" in said:
         raise SystemExit(f"void: {said}")
     requests = int(re.search(r"(\d+) requests in", said)[1])  # type: ignore[index]
-    return 1e6 * used / (requests * (CHUNKS if streams else 1))
+    return 1e6 * used / requests
 
 
 def compare(arguments: argparse.Namespace, directory: Path) -> dict[str, Any]:
