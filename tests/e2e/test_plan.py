@@ -242,5 +242,8 @@ def _asks(directory: Path, body: str, gateway: Gateway) -> None:
     assert "admin key is not known" in ask(directory, body, *there, "--admin-key-env", "WRONG", code=2)
     assert "request.messages" in ask(directory, '{"model": "chat", "messages": 5}', *there, code=2)
     assert "body: is not JSON" in ask(directory, '{"model": ', *there, code=2)
+    for depth in (300, 900, 1_010, 3_000):  # what one of the readers on its way takes, and the next does not
+        deep = f'{{"model": "chat", "messages": {"[" * depth}{"]" * depth}}}'
+        assert "body: The body is nested too deeply." in ask(directory, deep, *there, code=2) or depth < 3_000, depth
     assert "--dialect" in ask(directory, body, *there, "--dialect", "morse", code=2)
     assert "--gateway" in ask(directory, body, "--gateway", "http://127.0.0.1:1", "--key", "acme/@k", code=2)

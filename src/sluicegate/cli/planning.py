@@ -104,6 +104,8 @@ def _asked(gateway: str, admin_key_env: str, key: str, dialect: str, body: bytes
         msgspec.json.decode(said)
     except msgspec.DecodeError as error:
         raise InputError(f"body: is not JSON: {error}") from None
+    except RecursionError:
+        raise InputError("body: The body is nested too deeply.") from None
     headers = {"authorization": f"Bearer {secret}", "content-type": "application/json"}
     try:
         with urlopen(Asking(f"{gateway.rstrip('/')}/admin/v1/plan", said, headers), timeout=PATIENCE_S) as answer:

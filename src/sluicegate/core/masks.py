@@ -120,7 +120,7 @@ def mask(text: str, credentials: Headers = ()) -> str:
                 secret = secret.removeprefix(scheme).strip()
             if len(secret) >= _SECRET_MIN:
                 text = _own(secret).sub("[API_KEY]", text)
-    if any([sign in text for sign in _SIGNS]) or (("=" in text or "%3" in text) and _called(text)):
+    if any([sign in text for sign in _SIGNS]) or "\\" in text or (("=" in text or "%3" in text) and _called(text)):
         return masked(text, _LOOSE)
     return text
 

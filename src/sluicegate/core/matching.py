@@ -8,16 +8,25 @@ that it looks at around it, is at most REACH characters; so whoever sees REACH c
 whole text finds: a search goes on where the last match ended, in whichever slice that was. Some secrets are of any length (a token, a block of
 PEM): their rule finds how they begin, and `Rule.rest` says where they end, which may be in any later slice.
 
+Where a text has escapes of JSON (`joe\\u0040example.com`, `\\/`), it is searched as it reads without them, too; what is not masked stays as it is
+written.
+
 Invariants: the time of a search is linear in the text, however hostile: no repetition is without a bound or overlaps what follows it, and a rule
 begins at most once in a run of the characters that it repeats. Nothing fails.
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, NamedTuple
 
 REACH = 512
 SLICE = 8_192  # characters, of which the last REACH are looked at again: at most 32 KiB, in whatever script
+
+# A character as JSON may have it, in a text inside of another, too; of those that a rule knows. Not in the middle of a run of backslashes.
+_ESCAPE = re.compile(r"(?<!\\)\\{1,8}(?:/|u((?:0[0-5]|20)[0-9A-Fa-f]{2}))")
+_ESCAPE_MAX = 13  # characters
 
 Check = Callable[["re.Match[str]"], tuple[int, int] | None]  # what is to be masked of a match: (start, end); None: nothing
 Rest = Callable[[str, int, int], tuple[int, bool]]  # (text, from, to) -> where it ends, or up to where it is known to go, and whether that is its end
@@ -81,6 +90,59 @@ class Finder:
 
 def slices(text: str, rules: Sequence[Rule], size: int = SLICE) -> Iterator[str]:
     """The text with masks, in pieces. Where what is to be masked overlaps, one mask stands for all of it, by the name of what begins first."""
+    if "\\" in text:
+        read = yield from _read(text)
+        if read is not None:
+            pieces = []
+            for piece in _slices(read.text, rules, size, read.written):
+                pieces.append(piece)
+                yield ""
+            text = "".join(pieces)
+    yield from _slices(text, rules, size, lambda start, end: text[start:end])
+
+
+class _Read:
+    """A text without its escapes, and how each part of it is written."""
+
+    __slots__ = ("_behind", "_text", "_written", "text")
+
+    def __init__(self, text: str, written: str, behind: "array[int]", places: "array[int]") -> None:
+        """behind: the places behind each escape, in the text; places: the same, as it is written."""
+        self.text = text
+        self._text, self._behind, self._written = written, behind, places
+
+    def written(self, start: int, end: int) -> str:
+        return self._text[self._place(start) : self._place(end)]
+
+    def _place(self, at: int) -> int:
+        before = bisect_right(self._behind, at)
+        return at if not before else at - self._behind[before - 1] + self._written[before - 1]
+
+
+def _read(text: str) -> Generator[str, None, _Read | None]:
+    """In steps of a slice. None: there are no escapes in it."""
+    pieces: list[str] = []
+    behind, places = array("q"), array("q")
+    done = length = 0  # characters that are read, and those that they are read as
+    for start in range(0, len(text), SLICE):
+        limit = start + SLICE
+        for found in _ESCAPE.finditer(text, max(start, done), min(limit + _ESCAPE_MAX, len(text))):
+            first, last = found.span()
+            if first >= limit:
+                break
+            pieces += (text[done:first], chr(int(found[1], 16)) if found[1] else "/")
+            length, done = length + first - done + 1, last
+            behind.append(length)
+            places.append(last)
+        yield ""
+    if not behind:
+        return None
+    pieces.append(text[done:])
+    return _Read("".join(pieces), text, behind, places)
+
+
+def _slices(text: str, rules: Sequence[Rule], size: int, written: Callable[[int, int], str]) -> Iterator[str]:
+    """written: how a part of the text is written."""
     short = len(text) <= size - REACH  # most are, and few rules have anything to do with them
     finders = [Finder(rule, rank) for rank, rule in enumerate(rules) if not short or _may_match(rule.signs, text)]
     masks = [f"[{rule.name}]" for rule in rules]
@@ -103,14 +165,14 @@ def slices(text: str, rules: Sequence[Rule], size: int = SLICE) -> Iterator[str]
                 waiting.append((begin, rank, end, rest))
                 continue
             if begin >= done:
-                pieces += (text[done:begin], masks[rank])
+                pieces += (written(done, begin), masks[rank])
                 done = end
             elif end > done:
                 done = end
             if rest is not None:
                 going_on[rest] = max(going_on.get(rest, 0), end)
         if done < limit and not going_on:
-            pieces.append(text[done:limit])
+            pieces.append(written(done, limit))
             done = limit
         yield "".join(pieces)
 

@@ -101,3 +101,8 @@ def test_time_is_linear_on_hostile_text(unit: str) -> None:
         return min(found)
 
     assert seconds(16_000) < 10 * seconds(4_000) + 0.005
+
+
+def test_escapes_of_json_hide_no_shape() -> None:
+    """In an error text either."""
+    assert mask(r'{"k": "sk\u002dproj-abcdefghij"}') == '{"k": "[API_KEY]"}'

@@ -12,7 +12,9 @@ from sluicegate.core.redact import BUILT_IN, rules_of
 from support_hostile import HARMLESS, HOSTILE, JWT, KEY, PEM, SECRETS
 
 PIECES = st.sampled_from(
-    [text for _, text in SECRETS] + list(HARMLESS) + [*HOSTILE, KEY * 20, JWT + "x" * 900, "x" * 500, "4111 " * 30, "@", "+49", "/"]
+    [text for _, text in SECRETS]
+    + list(HARMLESS)
+    + [*HOSTILE, KEY * 20, JWT + "x" * 900, "x" * 500, "4111 " * 30, r"\u0040", r"\\u002d", r"\/", r"\u", "@", "+49", "/"]
 )
 TEXTS = st.lists(st.one_of(PIECES, st.text(max_size=5), st.sampled_from(["", " ", "\n", ".", ", ", '"', "="])), max_size=30).map("".join)
 RULES = rules_of([("STAFF", r"\bE-[0-9]{3,6}\b"), ("WORD", "[a-z]{2,5}x")])
@@ -28,6 +30,7 @@ def sliced(text: str, size: int) -> str:
 @example(PEM * 2 + "?", 3)
 @example("4111 " * 900 + "x", 88)
 @example("a@b.co" * 500, 17)
+@example(r"x\u0040y.co \/" * 2_000, 17)
 def test_slices_change_nothing(text: str, step: int) -> None:
     """However a text is cut into slices, the same is masked."""
     assert sliced(text, REACH + step) == masked(text, RULES) == sliced(text, 10**6)

@@ -62,6 +62,26 @@ def test_neighbours(text: str, expected: str) -> None:
     assert masked(text, BUILT_IN) == expected
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (r'{"m":"joe\u0040example.com"}', '{"m":"[EMAIL]"}'),
+        (r'{"m":"joe\u0040example\u002Ecom\u0022}', r'{"m":"[EMAIL]\u0022}'),
+        (r'{"k":"sk\u002dproj-abcdefghij0123456789"}', '{"k":"[API_KEY]"}'),
+        (r'"\u0022sk-abcdefghij0123456789\u0022"', r'"\u0022[API_KEY]\u0022"'),
+        (r'{"arguments":"{\"m\":\"joe\\u0040example.com\"}"}', r'{"arguments":"{\"m\":\"[EMAIL]\"}"}'),
+        (r'"SecretAccessKey":"wJalrXUtnFEMI\/K7MDENG\/bPxRfiCYEXAMPLEKEY"', '"SecretAccessKey":"[AWS_KEY]"'),
+        (r"\u002b49 151 23456789 or 4111\u00201111\u00201111\u00201111", "[PHONE] or [CARD]"),
+        (r"\u00fc\u0040m\u00fcnchen.de", "[EMAIL]"),
+        (r"CORP\u1234@example.com \u0041\ud83d a\/b", r"CORP\[EMAIL] \u0041\ud83d a\/b"),
+        ("-----BEGIN PRIVATE KEY-----" + r"\nMIIE\/abc\u002b" * 900 + r"\n-----END PRIVATE KEY----- \u0041", r"[PRIVATE_KEY] \u0041"),
+    ],
+)
+def test_escapes_of_json_hide_nothing(text: str, expected: str) -> None:
+    """Arguments of tools are JSON, and JSON may write any character by its number: what is not masked stays as it is written."""
+    assert masked(text, BUILT_IN) == expected == masked(expected, BUILT_IN)
+
+
 @pytest.mark.parametrize("block", ["RSA PRIVATE KEY", "EC PRIVATE KEY", "OPENSSH PRIVATE KEY", "ENCRYPTED PRIVATE KEY", "PGP PRIVATE KEY BLOCK"])
 def test_blocks_of_any_length(block: str) -> None:
     """A private key is masked from its beginning to its end, however long it is; without an end, up to what cannot be part of one."""
