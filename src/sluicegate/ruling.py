@@ -14,7 +14,7 @@ import msgspec
 from sluicegate import reject, telling
 from sluicegate.core.content_rules import ContentRules
 from sluicegate.core.estimate import Learned
-from sluicegate.core.phrases import START, Phrases
+from sluicegate.core.phrases import NONE, START, Passed, Phrases, Span, divided
 from sluicegate.core.plan import Plan
 from sluicegate.core.speech import Speech
 from sluicegate.dialects import anthropic_messages, parameters, ruled_chat, ruled_messages, ruled_responses
@@ -31,7 +31,9 @@ _SHAPERS: dict[str, Callable[[Speech, str], Shaper]] = {  # by the client's dial
 }
 _SHAPES = {"openai_chat": "response_format", "openai_responses": "text", "anthropic_messages": "output_config"}  # where an answer is asked to be JSON
 
-SLICE = 4_096  # characters that are searched in one turn of the loop
+SLICE = 4_096  # characters that are searched at once, at most
+SLICE_LEAST = 128
+TURN = 0.001  # seconds that a turn of the loop takes, about
 
 _encode = msgspec.json.Encoder().encode
 
@@ -78,25 +80,74 @@ async def _search(trip: Trip, banned: Phrases, request: Request, fields: dict[st
     if size <= SLICE and usual(request) and not banned.anywhere(request.texts):
         return False
     texts = Texts(fields)
-    if size <= SLICE and not banned.anywhere(texts.all()):
+    if size <= SLICE and not banned.anywhere((*texts.all(), *texts.joined())):
         return False
+    search = _Search(trip, banned)
     told: dict[str, str] = {}
-    read = 0
     for text in texts.all():
-        state, out = START, []
-        for at in range(0, len(text) if text not in told else 0, SLICE):
-            passed = banned.read(state, text[at : at + SLICE], end=at + SLICE >= len(text))
-            trip.acted.update([banned.phrases[index].name for index in passed.found])
-            if passed.refused >= 0:
-                raise reject.content_policy(banned.phrases[passed.refused].name, "input")
-            state, read = passed.state, read + SLICE if len(text) > SLICE else read + len(text)
+        if text not in told:
+            told[text], _ = await search.read(text)
+    across: dict[int, str] = {}
+    for places in texts.adjacent:
+        pieces = [told[texts.at(number)] for number in places]
+        _, masked = await search.read("".join(pieces))
+        across.update(zip(places, divided(pieces, masked, search.masks), strict=True) if masked else ())
+    return texts.replace(lambda text: told.get(text, text), across)
+
+
+class _Search:
+    """Reads the texts of one request, in slices that take about as long as the loop may wait."""
+
+    def __init__(self, trip: Trip, banned: Phrases) -> None:
+        self.masks = [phrase.mask for phrase in banned.phrases]
+        self._trip = trip
+        self._banned = banned
+        self._reports = {index for index, phrase in enumerate(banned.phrases) if phrase.action == "report"}
+        self._known = NONE  # that only report, and were found: once is enough
+        self._state = START  # in which the next text is begun
+        self._size = SLICE  # characters
+        self._clock = asyncio.get_running_loop().time
+        self._since = self._clock()
+
+    async def read(self, text: str) -> tuple[str, list[Span]]:
+        """What a text has become, and where it was masked. Raises Reject."""
+        out: list[str] = []
+        masked: list[Span] = []
+        state, at = self._state, 0
+        while at < len(text) and len(self._known) < len(self.masks):
+            piece = text[at : at + self._size]
+            passed = self._banned.read(state, piece, end=at + len(piece) == len(text), known=self._known)
+            self._found(passed)
+            begin = at - len(state.pending)
+            for first, last, index in passed.masked:
+                if index < 0:
+                    masked[-1] = (masked[-1][0], begin + last, masked[-1][2])
+                else:
+                    masked.append((begin + first, begin + last, index))
             out.append(passed.text)
-            if read >= SLICE:
-                read = 0
-                await asyncio.sleep(0)
-        if out:
-            told[text] = "".join(out)
-    return texts.replace(lambda text: told.get(text, text))
+            state, at = passed.state, at + len(piece)
+            await self._turn()
+        if at < len(text):
+            return text, []
+        self._state = state
+        return "".join(out), masked
+
+    def _found(self, passed: Passed) -> None:
+        self._trip.acted.update([self._banned.phrases[index].name for index in passed.found])
+        if passed.refused >= 0:
+            raise reject.content_policy(self._banned.phrases[passed.refused].name, "input")
+        if passed.found & self._reports:
+            self._known |= passed.found & self._reports
+
+    async def _turn(self) -> None:
+        took = self._clock() - self._since
+        if took < TURN / 4 and self._size < SLICE:
+            self._size *= 2
+        elif took > TURN:
+            self._size = max(SLICE_LEAST, self._size // 2)
+        if took > TURN / 2:
+            await asyncio.sleep(0)
+            self._since = self._clock()
 
 
 def over(trip: Trip, rules: ContentRules, via: Via, request: Request) -> Via:

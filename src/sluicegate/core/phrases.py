@@ -19,7 +19,7 @@ from sluicegate.core.folding import EDGE, fold
 from sluicegate.core.patterns import WORD, BadPattern, Pattern, parse
 
 HELD_MAX = 4_096  # characters of a text that goes on
-MATCHES_MAX = 5_000  # of one phrase in one piece: what follows them is masked as one
+MATCHES_MAX = 5_000  # that are masked one by one; the text that follows them is masked as one
 PROGRAM_MAX = 50_000  # instructions of RE2, of all phrases together: about as many characters as they are long
 
 Action = Literal["refuse", "mask", "report"]
@@ -49,9 +49,11 @@ class State(Struct, frozen=True, gc=False):
     pending: str = ""  # what waits
     masked: int = 0  # characters of it that have been replaced already
     looked: tuple[int, ...] = ()  # by phrase, bytes of it, folded, that a match was found in already; (): none
+    left: int = MATCHES_MAX  # matches that are still masked one by one; below 0: the rest of the text is masked already
 
 
 START = State()
+Span = tuple[int, int, int]  # the first character, the one behind the last, the phrase
 
 
 class Passed(NamedTuple):
@@ -61,6 +63,7 @@ class Passed(NamedTuple):
     text: str
     found: frozenset[int]  # places of phrases
     refused: int = -1  # the phrase by which the text ends here
+    masked: Sequence[Span] = ()  # from the first character on that waited, in their order
 
 
 NONE: frozenset[int] = frozenset()
@@ -69,11 +72,12 @@ NONE: frozenset[int] = frozenset()
 class Phrases:
     """Several phrases, compiled. Those that refuse and those that mask act; for those that report, texts stay as they are."""
 
-    __slots__ = ("_any", "_begun", "_each", "_first", "phrases")
+    __slots__ = ("_any", "_begun", "_each", "_first", "_rank", "phrases")
 
     def __init__(self, phrases: Sequence[Phrase]) -> None:
         """Raises BadPattern."""
         self.phrases = tuple(phrases)
+        self._rank = [phrase.action != "refuse" for phrase in phrases]
         parsed = [parse(phrase.pattern, phrase.words) for phrase in phrases]
         wholes = [_before(one) + one.whole + _behind(one) for one in parsed]
         self._each = [_compiled(whole) for whole in wholes]
@@ -82,31 +86,40 @@ class Phrases:
         self._begun = _compiled(begun)
         self._first = _compiled("|".join([*wholes, begun]))
 
-    def find(self, text: str) -> frozenset[int]:
+    def find(self, text: str, known: frozenset[int] = NONE) -> frozenset[int]:
         """Which are in a whole text."""
-        return self.read(START, text, end=True).found
+        return self.read(START, text, end=True, known=known).found
 
     def anywhere(self, texts: Iterable[str]) -> bool:
         """Whether any is in one of these texts."""
         return self._any.search((EDGE + EDGE.join([fold(text) for text in texts]) + EDGE).encode()) is not None
 
-    def read(self, state: State, more: str, *, end: bool) -> Passed:
-        """One more piece of a text. end: it is the last."""
+    def read(self, state: State, more: str, *, end: bool, known: frozenset[int] = NONE) -> Passed:
+        """One more piece of a text. end: it is the last. known: phrases that only report, and that have been found before: nobody looks for them."""
+        if state.left < 0:
+            return Passed(State(left=0) if end else state, "", NONE, masked=((0, len(more), -1),))
         text = state.pending + more
         folded = fold(text)
         data = (state.before + folded + (EDGE if end else "")).encode()
         if not text or (not state.looked and not state.masked and self._is_clear(data, end)):
-            return Passed(START if end else State(folded[-1:] or state.before), text, NONE)  # the usual case
+            return Passed(_ended(state.left) if end else State(folded[-1:] or state.before, left=state.left), text, NONE)  # the usual case
         base = len(state.before.encode())
         starts = _starts(text, folded, base)
         held = len(text) if end else self._held(data, text, starts)
         if self._any.search(data) is None:
             out = text[state.masked : held]
-            return Passed(self._next(state, data, text, starts, held, max(state.masked, held), ()), out, NONE)
+            after = _ended(state.left) if end else self._next(state, data, text, starts, held, max(state.masked, held), ())
+            return Passed(after, out, NONE)
         limit = starts[held] if held < len(text) else len(data)
         looked = [base + at for at in state.looked] or [base] * len(self._each)
-        spans = sorted(self._spans(data, text, starts, limit, looked), key=lambda span: (span[0], self.phrases[span[2]].action != "refuse", span[2]))
-        return self._replaced(state, data, text, starts, held, spans, looked)
+        spans = sorted(self._spans(data, starts, limit, looked, state.left, known), key=lambda span: (span[0], self._rank[span[2]], span[2]))
+        passed = self._replaced(text, held, state, spans)
+        left = passed.state.left
+        if end or left < 0 or passed.refused >= 0:  # masked to its end, or refused
+            return passed._replace(state=_ended(left)) if end else passed
+        at = max([state.masked, held, *[last for _, last, _ in passed.masked]])
+        after = self._next(state, data, text, starts, held, at, looked)
+        return passed._replace(state=State(after.before, after.pending, after.masked, after.looked, left))
 
     def _is_clear(self, data: bytes, end: bool) -> bool:
         """There is no phrase, and where the text goes on, no beginning of one at the end but the empty one behind the last character."""
@@ -115,11 +128,11 @@ class Phrases:
         match = self._first.search(data)
         return match is None or _after_first(data, match.start()) == len(data)
 
-    def _replaced(
-        self, state: State, data: bytes, text: str, starts: Sequence[int], held: int, spans: list[tuple[int, int, int]], looked: list[int]
-    ) -> Passed:
+    def _replaced(self, text: str, held: int, state: State, spans: list[Span]) -> Passed:
+        """Its state knows what is left, and nothing of what waits."""
         out: list[str] = []
         found: set[int] = set()
+        masked: list[Span] = []
         at = state.masked
         for first, last, index in spans:
             found.add(index)
@@ -129,20 +142,23 @@ class Phrases:
             if first >= at:
                 out.append(text[at:first])
             if phrase.action == "refuse":
-                return Passed(START, "".join(out), frozenset(found), index)
+                return Passed(START, "".join(out), frozenset(found), index, masked)
             if first >= at:
                 out.append(phrase.mask)
+            if len(masked) == state.left:
+                masked.append((first, len(text), index))
+                return Passed(State(left=-1), "".join(out), frozenset(found), masked=masked)
+            masked.append((first, last, index))
             at = max(at, last)
         out.append(text[at:held])
-        after = self._next(state, data, text, starts, held, max(at, held), looked)
-        return Passed(after, "".join(out), frozenset(found))
+        return Passed(State(left=state.left - len(masked)), "".join(out), frozenset(found), masked=masked)
 
     def _next(self, state: State, data: bytes, text: str, starts: Sequence[int], held: int, at: int, looked: Sequence[int]) -> State:
         """The state in which `text[held:]` waits; it has been replaced up to `at`."""
         begin = starts[held]
         before = _last(data[:begin]) if begin > starts[0] else state.before
         ahead = tuple([max(0, one - begin) for one in looked]) if looked else tuple([max(0, one + starts[0] - begin) for one in state.looked])
-        return State(before, text[held:], at - held, ahead if any(ahead) else ())
+        return State(before, text[held:], at - held, ahead if any(ahead) else (), state.left)
 
     def _held(self, data: bytes, text: str, starts: Sequence[int]) -> int:
         """From which character on a text that goes on has to wait."""
@@ -157,25 +173,54 @@ class Phrases:
         match = self._begun.search(data, at)
         return bisect_right(starts, _after_first(data, match.start())) - 1 if match is not None else len(starts) - 1
 
-    def _spans(self, data: bytes, text: str, starts: Sequence[int], limit: int, looked: list[int]) -> Iterable[tuple[int, int, int]]:
-        """(first character, the one behind the last, phrase) of the matches that begin before `limit`, which are final. Moves `looked`."""
+    def _spans(self, data: bytes, starts: Sequence[int], limit: int, looked: list[int], left: int, known: frozenset[int]) -> Iterable[Span]:
+        """The matches that begin before `limit`, which are final; of each phrase as many as may matter. Moves `looked`."""
+        base = starts[0] if isinstance(starts, range) else -1  # of a text in which each character is a byte
         for index, pattern in enumerate(self._each):
-            at, left = looked[index], MATCHES_MAX
-            while (match := pattern.search(data, _before_last(data, at))) is not None:
-                first, last = _after_first(data, match.start()), _before_last(data, match.end())
+            if index in known:
+                continue
+            at, more = looked[index], left + 1 if self.phrases[index].action == "mask" else 1
+            while more and (match := pattern.search(data, at - 1 if base >= 0 and at > base else _before_last(data, at))) is not None:
+                begin, end = match.span()
+                first, last = _after_first(data, begin), _before_last(data, end)
                 if first >= limit:
                     break
-                begin, behind = bisect_right(starts, first) - 1, bisect_left(starts, last)
+                if base >= 0:
+                    begin, behind = first - base, last - base
+                else:
+                    begin, behind = bisect_right(starts, first) - 1, bisect_left(starts, last)
                 if behind - begin > HELD_MAX:
                     at = _after_first(data, first)
                     continue
-                left -= 1
-                if left < 0:
-                    looked[index] = limit
-                    yield begin, bisect_left(starts, min(limit, starts[-1])), index
-                    break
+                more -= 1
                 at = looked[index] = last
                 yield begin, behind, index
+
+
+def divided(pieces: Sequence[str], masked: Sequence[Span], masks: Sequence[str]) -> list[str]:
+    """Texts in which something was found as if they were one: what stood in several is masked in each. masks: by phrase."""
+    out: list[str] = []
+    begin = place = 0
+    for piece in pieces:
+        at, end, told = begin, begin + len(piece), list[str]()
+        while piece and place < len(masked) and masked[place][0] < end:
+            first, last, index = masked[place]
+            if last > at:
+                told.append(piece[at - begin : max(first, at) - begin])
+                if first >= at or at == begin:
+                    told.append(masks[index])
+                at = min(last, end)
+            if last > end:  # it goes on in the next
+                break
+            place += 1
+        out.append("".join([*told, piece[at - begin :]]))
+        begin = end
+    return out
+
+
+def _ended(left: int) -> State:
+    """The state in which the next text of many is begun."""
+    return START if left == MATCHES_MAX else State(left=max(0, left))
 
 
 def _before(pattern: Pattern) -> str:

@@ -9,7 +9,7 @@ of each prompt (completions). A client that sends it has it where it would stand
 none.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -41,12 +41,24 @@ _USUAL = frozenset((
     "prompt", "parallel_tool_calls", "store", "logprobs", "top_logprobs",
 ))  # fmt: skip
 
+_IN_PARTS = ("messages", "input", "system")
+
 Leaf = tuple[Any, Any, str]  # an object or a list, the place in it, the text that stands there
 
 
 def usual(request: Request) -> bool:
-    """Whether `Request.texts` has every text of it as it is."""
-    return request.fields.keys() <= _USUAL and not any("\\" in text for text in request.texts)
+    """Whether `Request.texts` has every text of it as it is, and none has parts."""
+    fields = request.fields
+    return fields.keys() <= _USUAL and not any("\\" in text for text in request.texts) and not any(_has_parts(fields, name) for name in _IN_PARTS)
+
+
+def _has_parts(fields: Mapping[str, Raw], name: str) -> bool:
+    """Whether there may be a list of parts in a field, or it is one."""
+    value = bytes(fields.get(name, b""))
+    return value.find(b"[", name != "system") >= 0
+
+
+NOTHING: Mapping[int, str] = {}
 
 
 class Texts:
@@ -58,6 +70,7 @@ class Texts:
         try:
             self._read = {name: _decode(raw) for name, raw in fields.items() if name not in _UNREAD and bytes(raw)[:1] in b'"{['}
             self._leaves = list(_leaves(self._read))
+            self.adjacent = _adjacent(self._read, self._leaves)  # places of texts that stand side by side in one message, by message
             self._inside = [(_decoded(text) if place == _ARGUMENTS else None) for _, place, text in self._leaves]
         except RecursionError:
             raise BadRequest("The body is nested too deeply.") from None
@@ -70,11 +83,19 @@ class Texts:
             else:
                 yield from _strings(inside)
 
-    def replace(self, told: Callable[[str], str]) -> bool:
-        """Puts `told` of each text in its place, where it can stand there. Whether that changed anything."""
+    def at(self, number: int) -> str:
+        """One that is no JSON."""
+        return self._leaves[number][2]
+
+    def joined(self) -> Iterator[str]:
+        """Those that stand side by side, as one."""
+        return ("".join([self.at(number) for number in places]) for places in self.adjacent)
+
+    def replace(self, told: Callable[[str], str], across: Mapping[int, str] = NOTHING) -> bool:
+        """Puts `told` of each text in its place, where it can stand there; `across` of some, by their number. Whether that changed anything."""
         changed = False
-        for (holder, place, text), inside in zip(self._leaves, self._inside, strict=True):
-            new = told(text) if inside is None else _arguments(text, inside, told)
+        for number, ((holder, place, text), inside) in enumerate(zip(self._leaves, self._inside, strict=True)):
+            new = across[number] if number in across else told(text) if inside is None else _arguments(text, inside, told)
             if new != text and place not in _FIXED:
                 holder[place], changed = new, True
         if changed:
@@ -97,6 +118,25 @@ def _leaves(value: Any) -> Iterator[Leaf]:
                 if place == "properties":  # of a schema: what they are called is read
                     yield from ((each, "name", name) for name in each)
         waiting += reversed(inside)
+
+
+def _adjacent(value: Any, leaves: Sequence[Leaf]) -> list[list[int]]:
+    """Parts of content with nothing between them but what is no text."""
+    numbers = {id(holder): number for number, (holder, place, _) in enumerate(leaves) if place == "text"}
+    found: list[list[int]] = []
+    waiting = [value]
+    while waiting:
+        holder = waiting.pop()
+        if isinstance(holder, list):
+            runs: list[list[int]] = [[]]
+            for each in holder:
+                if not isinstance(each, dict) or not isinstance(each.get("text"), str):
+                    runs.append([])
+                elif id(each) in numbers:
+                    runs[-1].append(numbers[id(each)])
+            found += [run for run in runs if len(run) > 1]
+        waiting += [each for each in (holder.values() if isinstance(holder, dict) else holder) if isinstance(each, dict | list)]
+    return found
 
 
 def _is_text(holder: Any, place: str, text: str) -> bool:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sluicegate.core import phrases as module
 from sluicegate.core.folding import EDGE, fold
 from sluicegate.core.patterns import BadPattern, parse
-from sluicegate.core.phrases import HELD_MAX, START, Phrase, Phrases
+from sluicegate.core.phrases import HELD_MAX, START, Phrase, Phrases, divided
 
 
 def banned(*patterns: str, action: str = "mask", words: bool = False, mask: str = "#") -> Phrases:
@@ -218,6 +218,34 @@ def test_very_many_matches_are_masked_to_the_end() -> None:
     told = whole(banned("a"), "ab" * 20_000)
     assert told.count("#") == module.MATCHES_MAX + 1
     assert told.count("b") == module.MATCHES_MAX
+    assert in_pieces(banned("a"), ["ab" * 700] * 20) == told
+    assert in_pieces(banned("a", "zz"), [*["ab" * 700] * 20, "zz", "b"]) == told
+
+
+def test_what_only_reports_is_looked_for_until_it_is_found() -> None:
+    """A text full of such a phrase costs one match of it; with one that acts, what was known is not looked for again."""
+    phrases, text = Phrases([Phrase("seen", "foo", "report"), Phrase("not", "bar", "mask", mask="#")]), "foo " * 100_000
+    begun = time.process_time()
+    assert phrases.find(text) == {0}
+    assert time.process_time() - begun < 0.1
+    passed = phrases.read(START, "foo bar", end=True, known=frozenset({0}))
+    assert (passed.text, passed.found) == ("foo #", {1})
+
+
+@pytest.mark.parametrize(
+    ("pieces", "told"),
+    [
+        (["a bo", "mb c"], ["a #", "# c"]),
+        (["b", "o", "", "m", "b"], ["#", "#", "", "#", "#"]),
+        (["bomb", "bomb"], ["#", "#"]),
+        (["a bombbo", "mb bomb."], ["a ##", "# #."]),
+        (["nothing", "here"], ["nothing", "here"]),
+    ],
+)
+def test_what_stands_in_several_texts_is_masked_in_each(pieces: list[str], told: list[str]) -> None:
+    """None becomes empty that was not, and what stands around the phrase stays where it is."""
+    passed = banned("bomb").read(START, "".join(pieces), end=True)
+    assert divided(pieces, passed.masked, ["#"]) == told
 
 
 def test_half_a_surrogate_pair_is_a_character() -> None:
