@@ -68,8 +68,9 @@ def summary(events: list[Event], reader: Any, dialect: ModuleType) -> dict[str, 
 def usage_told(usage: Usage | None) -> Any:
     """Calls of the provider's own tools only where there were any."""
     found = msgspec.to_builtins(usage)
-    if found is not None and not found["calls"]:
-        del found["calls"]
+    for name in ("calls", "calls_unread", "early"):
+        if found is not None and (name == "early" or not found[name]):
+            del found[name]
     return found
 
 

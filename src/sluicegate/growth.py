@@ -17,6 +17,7 @@ ASK_AGAIN_S = 0.05  # after a refusal; others may have settled meanwhile
 PATIENCE_S = 0.05  # with a ledger that does not answer, once the grant is at its margin: the upstream does not wait
 PACE_S = 0.1  # over which a stream's pace is taken
 SILENCE_S = 0.25  # after which an upstream is taken to go on producing what does not arrive
+FASTEST = 2_500  # tokens per second: what a stream is charged as that was closed before its pace was seen for PACE_S
 PACE_FIRST_S = 0.01  # the first estimate; until then all that was seen is taken to have come within it
 Why = Literal["", "budget", "ledger", "policy"]
 
@@ -24,13 +25,14 @@ Why = Literal["", "budget", "ledger", "policy"]
 class Pace:
     """How fast a stream comes. `rate` is in tokens per second, 0 until it is known: rises at once, falls slowly."""
 
-    __slots__ = ("_delta", "_marked_at", "_marked_seen", "_read_at", "_seen", "_stop_lag_s", "rate")
+    __slots__ = ("_began_at", "_delta", "_marked_at", "_marked_seen", "_read_at", "_seen", "_stop_lag_s", "rate")
 
     def __init__(self, stop_lag_ms: int, delta: int = 0) -> None:
         """delta: the largest that is known of the deployment. A stream that has shown none yet may be about to."""
         self.rate = 0.0
         self._delta = delta
         self._stop_lag_s = stop_lag_ms / 1000
+        self._began_at = 0.0
         self._marked_at = 0.0
         self._marked_seen = 0
         self._read_at = 0.0
@@ -48,7 +50,8 @@ class Pace:
         elapsed = now - self._marked_at
         if not self._marked_at:
             if seen:
-                self._marked_at, self._marked_seen = now, seen
+                self._began_at = self._marked_at = now
+                self._marked_seen = seen
         elif elapsed >= PACE_S or (elapsed >= PACE_FIRST_S and not self.rate):
             rate = (seen - self._marked_seen) / elapsed
             self.rate = max(rate, 0.8 * self.rate + 0.2 * rate)
@@ -61,6 +64,14 @@ class Pace:
         """
         rate = self.rate or self._seen / max(PACE_FIRST_S, now - self._marked_at)
         return max(largest, self._delta) + ceil(rate * self._stop_lag_s)
+
+    def beyond(self, largest: int, now: float) -> int:
+        """Output that an upstream which is closed now may have produced beyond what was read, and is charged for: as `margin`, and what it made since
+        the last read. A stream that has just begun shows no pace, least of all if this process was held up: then it is taken to be a fast one."""
+        rate, silence_s = self.rate, now - self._read_at if self._seen else 0.0
+        if not self._seen or self._read_at - self._began_at < PACE_S:
+            rate = max(rate or self._seen / max(PACE_FIRST_S, self._read_at - self._marked_at), FASTEST)
+        return max(largest, self._delta) + ceil(rate * (self._stop_lag_s + silence_s))
 
     def lookahead(self, largest: int, round_trip_s: float) -> int:
         """How far from the end of a grant to ask for more, so that the answer comes before the margin is reached."""

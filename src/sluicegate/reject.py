@@ -115,14 +115,16 @@ def tariff_unknown(tariff: str) -> Reject:
 
 def tool_unpriced(tool: Hosted) -> Reject:
     """400: the provider charges for calls of its own tools, and nobody has said how much."""
-    why = f"A dollar limit applies, and the price of this model's deployment does not say what a call of {tool.name[:64]!r} costs."
+    what = f"any tool that {tool.name[:64]!r} may bring" if tool.any else f"{tool.name[:64]!r}"
+    why = f"A dollar limit applies, and the price of this model's deployment does not say what a call of {what} costs."
     return _hosted(why, tool, "tool_price_unknown")
 
 
 def calls_unbounded(tool: Hosted) -> Reject:
     """400: each call of a provider's own tools is paid for, as is what the model reads again after it."""
     bound = "'max_tool_calls'" if tool.together else "its 'max_uses'"
-    why = f"A dollar limit applies, and nothing bounds how often the provider calls {tool.name[:64]!r}. Say {bound}, if it has that."
+    what = f"tools that {tool.name[:64]!r} may bring" if tool.any else f"{tool.name[:64]!r}"
+    why = f"A dollar limit applies, and nothing bounds how often the provider calls {what}. Say {bound}, if it has that."
     return _hosted(why, tool, "unbounded_tool_calls")
 
 

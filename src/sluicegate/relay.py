@@ -72,7 +72,7 @@ class Relay:
         self.truncated: Why = ""
         self.tail = b""  # what is left to write after the settle
         self.has_output = False
-        self.bad_events = 0
+        self.bad_events = self._reported = 0  # the latter: output that was there when the last report of usage came
         self._exchange = exchange
         self._call = call
         self.reader = reader
@@ -103,14 +103,18 @@ class Relay:
         """A limit of time has ended it."""
         return self.error is not None and self.error.reason in ("timeout", "deadline")
 
+    @property
+    def outdated(self) -> bool:
+        """Output has come since the last report of usage: that was not the final one."""
+        return self.usage is not None and self._meter.counted > self._reported
+
     def granted(self, before: int) -> int:
         """Output tokens that the hold covers in the end."""
         return self._growth.granted if self._growth is not None else before
 
     def margin(self) -> int:
         """What a stream that was closed may have produced beyond what was seen."""
-        now = self._clock()
-        return self._pace.margin(self._meter.largest, now) + self._pace.unseen(now)
+        return self._pace.beyond(self._meter.largest, self._clock())
 
     async def first(self) -> None:
         """Reads until there is something to forward, or until it is clear that there is nothing: `failure`, `error` or an early end."""
@@ -247,7 +251,7 @@ class Relay:
             if event.finishes:
                 self.finishes.update(event.finishes)
         if event.usage is not None:
-            self.usage = merge(self.usage, event.usage)
+            self.usage, self._reported = merge(self.usage, event.usage), self._meter.counted
 
     def _covered(self, seen: int) -> bool:
         if self._growth is None or self._growth.covers_all:

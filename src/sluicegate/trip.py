@@ -183,7 +183,8 @@ class Attempt:
         if self.billed == "no" or not self.written():
             return NOTHING
         deployment, meter, usage = self.deployment, self.meter, self.usage
-        if usage is not None and self.reported_whole(policy) and self.ended() == "complete":
+        outdated = self.relay is not None and self.relay.outdated
+        if usage is not None and not (self.figures.grows or outdated) and self.reported_whole(policy) and self.ended() == "complete":
             return reported(usage, self.price)
         return settle_figures(
             usage,
@@ -200,6 +201,8 @@ class Attempt:
             cost_source=policy.cost_source,
             marks=self.figures.marks,
             fees_nano_usd=self.figures.fees_nano_usd,
+            grows=self.figures.grows,
+            outdated=outdated,
         )
 
     def client_left(self) -> None:

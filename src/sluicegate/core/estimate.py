@@ -58,6 +58,7 @@ class Figures(msgspec.Struct, gc=False):
     priced: bool = False  # the two below change what it costs at most
     marks: Marks = "1h"  # for the provider's cache
     fees_nano_usd: int = 0  # for calls of tools that the provider runs
+    grows: bool = False  # there are such tools: what is read is not known before the end
 
     def cap(self, covered: int) -> int:
         """The cap per choice that `covered` output tokens pay for."""
@@ -296,6 +297,7 @@ def _hosted(figures: Figures, request: Request, deployment: Deployment) -> None:
     """With each round of calls of tools that the provider runs, all is read again."""
     price = deployment.price
     calls = calls_of(request.hosted, deployment.tool_calls, dict(price.tools) if price is not None else {})
+    figures.grows = True
     figures.input_bound *= 1 + calls.most
     figures.fees_nano_usd = calls.fees_nano_usd
     figures.priced = calls.fees_nano_usd > 0

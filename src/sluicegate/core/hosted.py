@@ -12,6 +12,7 @@ from msgspec import Struct
 # What vendors say that a call costs nothing of, beside its tokens.
 # https://docs.anthropic.com/en/docs/agents-and-tools/tool-use/web-fetch-tool, https://platform.openai.com/docs/guides/tools-connectors-mcp
 FREE = frozenset(("mcp", "mcp_toolset", "tool_search", "tool_search_tool_bm25", "tool_search_tool_regex", "web_fetch"))
+UNASKED = "code_execution"  # newer searches of Anthropic's run some themselves, for nothing; where it is asked for, it has a price
 
 
 class Hosted(Struct, frozen=True, gc=False):
@@ -23,6 +24,7 @@ class Hosted(Struct, frozen=True, gc=False):
     together: bool = False  # these are calls of all such tools together
     told: str | None = ""  # the name by which answers tell of its calls; "": the same; None: they do not
     again: bool = True  # all is read again after each call
+    any: bool = False  # it is not said which tools these are: what the provider has kept may bring some
 
 
 class Calls(Struct, gc=False):
@@ -39,7 +41,7 @@ def calls_of(hosted: Sequence[Hosted], allowed: int, fees: Mapping[str, int]) ->
     """allowed: calls that the operator allows a request at most; 0: it is not said. fees: nano-USD of one call, by the names of tools."""
     found, together, dearest = Calls(), 0, 0
     for tool in hosted:
-        fee = fees.get(tool.name)
+        fee = max(fees.values(), default=None) if tool.any else fees.get(tool.name)
         if fee is None and tool.name not in FREE:
             found.unpriced = tool
         most = min(one for one in (tool.most, allowed or None, 10**9) if one is not None)
@@ -64,6 +66,22 @@ def named_as_told(hosted: Sequence[Hosted], fees: Mapping[str, int]) -> tuple[tu
     for tool in hosted:
         if tool.told is None:
             continue
-        name = tool.told or tool.name
-        found[name] = max(found.get(name, 0), fees.get(tool.name, 0))
+        if tool.any:
+            for name, fee in fees.items():
+                found[told_as(name)] = max(found.get(told_as(name), 0), fee)
+        else:
+            name = tool.told or tool.name
+            found[name] = max(found.get(name, 0), fees.get(tool.name, 0))
     return tuple(found.items())
+
+
+def told_as(name: str) -> str:
+    """The name by which answers tell of calls of a tool: without what makes it cheaper or dearer."""
+    return "code_interpreter" if name.startswith("code_interpreter_") else name.removesuffix("_preview")
+
+
+def fees_of(tools: Sequence[tuple[str, int]], calls: Mapping[str, int]) -> int:
+    """Of calls that an answer tells of, in nano-USD: by name, and of a tool that has no price and is not known to be free the dearest."""
+    fees = dict(tools)
+    dearest = max(fees.values(), default=0)
+    return sum([count * fees.get(name, 0 if name in FREE or name == UNASKED else dearest) for name, count in calls.items()])

@@ -8,6 +8,7 @@ from typing import Literal
 
 import msgspec
 
+from sluicegate.core.hosted import fees_of
 from sluicegate.core.limits import AMOUNT_MAX
 from sluicegate.core.prices import Marks, Price, cost_nano_usd
 
@@ -38,6 +39,8 @@ class Usage(msgspec.Struct, gc=False):
     audio_output_tokens: int = 0  # part of output_tokens
     audio_told: bool = False  # it was said how much is audio, be it none
     calls: dict[str, int] | None = None  # of tools that the provider ran, by their names; None: there were none
+    calls_unread: bool = False  # it says something of them that cannot be read
+    early: bool = False  # the input was told when the answer began: tools of the provider's may have had it read again since
 
 
 class Charge(msgspec.Struct, frozen=True, gc=False):
@@ -73,6 +76,8 @@ def merge(earlier: Usage | None, later: Usage) -> Usage:
         later.audio_output_tokens or earlier.audio_output_tokens,
         later.audio_told or earlier.audio_told,
         later.calls or earlier.calls,
+        later.calls_unread,
+        later.early if later.input_tokens is not None else earlier.early,
     )
 
 
@@ -108,6 +113,8 @@ def settle_figures(
     cost_source: CostSource = "prefer_provider",
     marks: Marks = "1h",
     fees_nano_usd: int = 0,
+    grows: bool = False,
+    outdated: bool = False,
 ) -> Charge:
     """What an attempt is charged that was, or may have been, billed.
 
@@ -115,39 +122,51 @@ def settle_figures(
     have been produced beyond it. cap: output tokens over all choices that the upstream was told it may produce.
     visible: every billed token is in the stream. stops_on_close: closing the connection ends the generation.
     marks: for the provider's cache. fees_nano_usd: for calls of the provider's tools at most; charged where nobody says how many there were.
+    grows: such tools have the model read everything again while it answers. outdated: output came after the last report of usage.
     """
-    if usage is not None and ended == "complete" and cost_source != "provider_only" and is_whole(usage):
+    whole = usage is not None and ended == "complete" and not outdated
+    if usage is not None and whole and not grows and cost_source != "provider_only" and is_whole(usage):
         return reported(usage, price)
-    reports, usage = usage is not None, usage or Usage()
+    usage = usage or Usage()
+    final = whole and not usage.early  # nothing that tools of the provider's make grow is settled before
     known = visible and (ended == "complete" or stops_on_close)
-    charged = ended != "broken" or unknown_outcome == "charge"
     produced = max(least, min(seen, cap))
-    unreported = max(least, min(cap, seen + margin) if known else cap) if charged else produced
-    output, output_known = _output(usage, ended, produced, unreported)
+    unreported = max(least, min(cap, seen + margin) if known else cap) if ended != "broken" or unknown_outcome == "charge" else produced
+    output, output_known = _output(usage, ended == "complete" and not outdated, produced, unreported)
     if not output and ended == "broken" and unknown_outcome == "free":
         return NOTHING
-    input_known = bool(usage.input_tokens) or (usage.input_tokens == 0 and not output and ended == "complete")
-    input_tokens = (usage.input_tokens or 0) if input_known else input_bound
+    input_tokens, input_known = _input(usage, input_bound, nothing=not output and ended == "complete", growing=grows and not final)
     source: Source = "held" if output > produced and not known else "counted"
     if input_known or output_known:
         source = "reported" if input_known and output_known else "partly"
     told = _told(usage, cost_source, ended, input_known and output_known)
-    if told is not None:
-        return Charge(input_tokens, output, told, source, "provider")
-    if price is None:
-        return Charge(input_tokens, output, 0, source, "none")
+    if told is not None or price is None:
+        return Charge(input_tokens, output, told or 0, source, "none" if told is None else "provider")
     counts = Usage(input_tokens if input_known else 0, output if output_known else 0)
-    if ended == "complete" and reports:
-        counts.calls, fees_nano_usd = usage.calls, 0
+    counts.calls = usage.calls if whole and not grows else None
     unknown_input, unknown_output = input_tokens - (counts.input_tokens or 0), output - (counts.output_tokens or 0)
-    cost = _cost(usage, price, counts, unknown_input, unknown_output, marks) + fees_nano_usd
+    cost = _cost(usage, price, counts, unknown_input, unknown_output, marks) + (_fees(usage, price, fees_nano_usd, final) if grows else 0)
     return Charge(input_tokens, output, min(cost, AMOUNT_MAX), source, "calculated")
 
 
-def _output(usage: Usage, ended: Ended, produced: int, unreported: int) -> tuple[int, bool]:
+def _input(usage: Usage, input_bound: int, *, nothing: bool, growing: bool) -> tuple[int, bool]:
+    """Input tokens, and whether they are what the upstream reported. growing: there may be more by now, as much as is held. nothing: no output."""
+    reported = usage.input_tokens
+    if growing:
+        return max(input_bound, reported or 0), False
+    return (reported or 0, True) if reported or (reported == 0 and nothing) else (input_bound, False)
+
+
+def _fees(usage: Usage, price: Price, held_nano_usd: int, final: bool) -> int:
+    """Of calls of the provider's tools: of those that are told, and of all that were held where these need not be all, or cannot be read."""
+    told_nano_usd = fees_of(price.tools, usage.calls or {})
+    return told_nano_usd if final and not usage.calls_unread else max(told_nano_usd, held_nano_usd)
+
+
+def _output(usage: Usage, final: bool, produced: int, unreported: int) -> tuple[int, bool]:
     """Output tokens, and whether they are what the upstream reported."""
     reported = usage.output_tokens
-    if ended != "complete":
+    if not final:
         return max(unreported, reported or 0), False  # a report of an answer that went on is only where it stood
     if reported is None:
         return unreported, False

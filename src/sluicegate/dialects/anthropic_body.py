@@ -166,7 +166,12 @@ def usage_of(reported: Any, ran: Mapping[str, int] | None = None) -> Usage | Non
 
 def ran(blocks: Iterable[Block]) -> dict[str, int]:
     """Calls of tools that the provider has run."""
-    return dict(Counter(block.name or "" for block in blocks if block.type == RUN))
+    return dict(Counter(ran_as(block.name or "") for block in blocks if block.type == RUN))
+
+
+def ran_as(name: str) -> str:
+    """The tool that a call is of: code has a name for each thing that it does (`bash_code_execution`)."""
+    return "code_execution" if name.endswith("code_execution") else name
 
 
 def finish_of(stop_reason: str) -> str:

@@ -28,6 +28,7 @@ from sluicegate.dialects.anthropic_body import (
     failure_of,
     finish_of,
     ran,
+    ran_as,
     read_message,
     tolerated_event,
     usage_of,
@@ -48,6 +49,8 @@ STATUS = {"upstream_overloaded": ERRORS["overloaded_error"]}
 
 NO_BLOCK = -1
 
+_LATER = ("output_tokens", "server_tool_use")  # of which the start of a message knows nothing yet
+_INPUTS = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
 _STOP = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
 _UNNAMED = Failure(500, "", "api_error", "The upstream reported an error.")
 _BY_STATUS = {status: name for name, status in ERRORS.items()}
@@ -81,11 +84,12 @@ def read_answer(body: bytes) -> Answer:
 class StreamReader:
     """Reads one streamed answer. An event without data, of `data: null` or of `data: [DONE]` is left out: it says nothing here."""
 
-    __slots__ = ("_open", "_ran", "_reader", "_reported", "head")
+    __slots__ = ("_early", "_open", "_ran", "_reader", "_reported", "head")
     ending = _STOP
 
     def __init__(self) -> None:
         self._reader = Reader()
+        self._early = True  # no more was told of the input than what was read at first
         self._open = NO_BLOCK
         self._reported: dict[str, Any] | None = None  # usage so far
         self._ran: dict[str, int] = {}  # calls of tools by the provider, so far
@@ -132,7 +136,8 @@ class StreamReader:
         if (block := said.content_block) is not None and (block.output or block.type in CALLS):
             event.deltas = [*event.deltas, Delta(0, block.output, 1 if block.type in CALLS else 0)]
             if block.type == RUN:
-                self._ran = self._ran | {block.name or "": self._ran.get(block.name or "", 0) + 1}
+                name = ran_as(block.name or "")
+                self._ran = self._ran | {name: self._ran.get(name, 0) + 1}
         if kind != "content_block_delta":
             self._frame(said, kind, event)
 
@@ -143,6 +148,8 @@ class StreamReader:
         elif kind == "content_block_stop":
             self._open = NO_BLOCK
         elif kind == "message_delta":
+            again = said.usage if isinstance(said.usage, dict) else {}
+            self._early = self._early and not ("input_tokens" in again and any(map(again.get, _INPUTS)))
             self._report(said.usage, event)
             if said.delta is not None and said.delta.stop_reason:
                 event.finishes = [(0, finish_of(said.delta.stop_reason))]
@@ -158,7 +165,8 @@ class StreamReader:
     def _start(self, message: Message, event: Event) -> None:
         usage = message.usage
         if isinstance(usage, dict):
-            usage.pop("output_tokens", None)
+            for later in _LATER:
+                usage.pop(later, None)
         self._report(usage, event)
         self.head = Head(message.id, message.model, event.usage is not None and bool(event.usage.input_tokens))
         event.deltas = [*event.deltas, *deltas_of(message)]
@@ -166,6 +174,8 @@ class StreamReader:
     def _report(self, reported: Any, event: Event) -> None:
         self._reported = reports.laid_over(self._reported, reported)
         event.usage = usage_of(self._reported, self._ran)
+        if event.usage is not None:
+            event.usage.early = self._early
 
 
 # -- writing ------------------------------------------------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ from sluicegate.dialects.anthropic_blocks import (
 )
 from sluicegate.dialects.anthropic_thinking import without_thinking
 from sluicegate.dialects.form import BadRequest, Request, Target
-from sluicegate.dialects.hosted import name_of, of_tool
+from sluicegate.dialects.hosted import name_of, of_container, of_tool
 from sluicegate.dialects.openai_messages import Content
 from sluicegate.dialects.openai_request import CAPS, Count, as_known, more_fields, named, strictly
 from sluicegate.dialects.repeats import refuse_repeats
@@ -296,6 +296,7 @@ def _read(body: bytes) -> tuple[Body, dict[str, Raw], _Blocks]:
         blocks.content.texts.append(typed.tool_choice.name)
     if not fields.keys() <= _SILENT:
         more_fields(blocks.content, fields, _SILENT, _ACTED_ON)
+        blocks.content.hosted += of_container(fields)
     return typed, fields, blocks
 
 

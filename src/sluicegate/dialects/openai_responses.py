@@ -310,7 +310,8 @@ class StreamReader:
     def _ran(self, output: list[Any]) -> dict[str, int]:
         """Calls of the provider's tools: as the whole response has them, or as they were told one by one."""
         told = [loosely(bytes(step.value)) for step in self._steps if step.what == "done"] if self._called else []
-        return max(counted(output), counted(told), key=lambda calls: sum(calls.values()))
+        whole, one_by_one = counted(output), counted(told)
+        return {name: max(whole.get(name, 0), one_by_one.get(name, 0)) for name in {**whole, **one_by_one}}
 
     def _missing(self, output: Any) -> list[Delta]:
         """What a whole response has beyond all that was told before: the order is that of the items, so it is the end of it."""

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Meta, Raw, Struct
 
 from sluicegate.dialects.form import BadRequest, Request, Target
-from sluicegate.dialects.hosted import of_code, of_tool
+from sluicegate.dialects.hosted import of_code, of_response, of_tool
 from sluicegate.dialects.openai_messages import Content
 from sluicegate.dialects.openai_request import CAPS, LARGE, RENDERED, SETTING_BYTES, Count, Thinking, as_known, budget_of, more_fields, strictly
 from sluicegate.dialects.openai_responses_items import OURS, add_items, without_reasoning
@@ -159,6 +159,7 @@ def _read(body: bytes) -> tuple[Body, dict[str, Raw], Content]:
         add_items(content, typed.input)
     if not fields.keys() <= _SILENT:
         more_fields(content, fields, _SILENT, _ACTED_ON)
+        content.hosted = of_response(content.hosted, typed.max_tool_calls)
         if bytes(fields.get("context_management", b"null")) not in (b"null", b"[]"):
             content.unbounded, content.unbounded_by = "'context_management', by which the provider works on its own", "context_management"
     if typed.tools:

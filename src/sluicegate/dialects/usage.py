@@ -13,10 +13,12 @@ from typing import Any
 
 from msgspec import Struct
 
+from sluicegate.core.hosted import FREE
 from sluicegate.core.usage import Usage
 
 TOKENS_MAX = 10**9  # a reported count above it is no count
 COST_MAX_USD = 1_000_000  # likewise
+CALLS_MAX = 10_000  # likewise, of calls of tools in one answer
 
 
 Place = tuple[str, ...]  # a field, or an object and a field in it
@@ -98,7 +100,7 @@ def read(shape: Shape, reported: Any) -> Usage | None:
         usage = _at_least(usage, [_counts(shape, each) for each in rounds if isinstance(each, dict)])
     usage.cost_nano_usd = _cost(reported)
     if shape.calls:
-        usage.calls = _calls(reported.get(shape.calls))
+        usage.calls, usage.calls_unread = _calls(reported.get(shape.calls))
     return usage
 
 
@@ -143,13 +145,13 @@ def _counts(shape: Shape, reported: dict[str, Any]) -> Usage:
     return usage
 
 
-def _calls(reported: Any) -> dict[str, int] | None:
-    """By the names of tools; None where nothing is said of them."""
+def _calls(reported: Any) -> tuple[dict[str, int] | None, bool]:
+    """By the names of tools, None where nothing is said of them; and whether a count that costs something cannot be read."""
     if not isinstance(reported, dict):
-        return None
-    return {
-        name.removesuffix("_requests"): count for name, value in reported.items() if isinstance(name, str) and (count := _tokens(value)) is not None
-    }
+        return None, reported is not None
+    counts = {str(name).removesuffix("_requests"): _tokens(value) for name, value in reported.items()}
+    known = {name: count for name, count in counts.items() if count is not None and count <= CALLS_MAX}
+    return known, any(name not in known and name not in FREE for name in counts)
 
 
 def _total(usage: Usage, total: int | None, shape: Shape) -> None:

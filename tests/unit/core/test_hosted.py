@@ -46,3 +46,12 @@ def test_fees_have_the_names_by_which_answers_tell() -> None:
     fees = {"code_interpreter": 30, "code_interpreter_4g": 120}
     assert named_as_told(tools, fees) == (("code_interpreter", 120), ("web_fetch", 0))
     assert named_as_told([Hosted("web_search", "web_search_options", 1, told=None)], FEES) == ()
+
+
+def test_tools_of_any_kind_cost_the_dearest() -> None:
+    """None is free where nobody says what tools cost; answers tell of all that have a price."""
+    prompt = Hosted("prompt", "prompt", 3, together=True, any=True)
+    assert calls_of([prompt], 0, FEES) == Calls(3, 30_000_000)
+    assert calls_of([prompt], 0, {}).unpriced == prompt
+    fees = {**FEES, "web_search_preview": 25, "code_interpreter_4g": 7}
+    assert named_as_told([prompt], fees) == (("web_search", 10_000_000), ("file_search", 2_500_000), ("code_interpreter", 7))

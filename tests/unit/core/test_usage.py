@@ -222,17 +222,44 @@ def test_a_later_report_keeps_what_is_known_of_audio() -> None:
 TOOLS = Price(1000, 2000, tools=(("web_search", 10_000),))
 
 
+HOSTED: dict[str, Any] = {"price": TOOLS, "fees_nano_usd": 50_000, "grows": True, "input_bound": 900}
+
+
 def test_fees_are_charged_as_far_as_calls_are_known() -> None:
     """A complete answer with a report says how many there were; of any other all that were held are charged."""
     searched = Usage(50, 10, calls={"web_search": 1})
-    assert settled(searched, price=TOOLS, fees_nano_usd=50_000) == Charge(50, 10, 70 + 10_000, "reported")
-    assert settled(Usage(50, 10), price=TOOLS, fees_nano_usd=50_000) == Charge(50, 10, 70, "reported")
-    assert settled(Usage(50, None, calls={"web_search": 1}), price=TOOLS, fees_nano_usd=50_000).cost_nano_usd == 50 + 90 + 10_000
-    assert settled(None, price=TOOLS, fees_nano_usd=50_000).cost_nano_usd == 100 + 90 + 50_000
-    assert settled(searched, price=TOOLS, fees_nano_usd=50_000, ended="broken").cost_nano_usd == 50 + 90 + 50_000
+    assert settled(searched, **HOSTED) == Charge(50, 10, 70 + 10_000, "reported")
+    assert settled(Usage(50, 10), **HOSTED) == Charge(50, 10, 70, "reported")
+    assert settled(Usage(50, None, calls={"web_search": 1}), **HOSTED).cost_nano_usd == 50 + 90 + 10_000
+    assert settled(None, **HOSTED).cost_nano_usd == 900 + 90 + 50_000
+    assert settled(searched, **HOSTED, ended="broken").cost_nano_usd == 900 + 90 + 50_000
     told = Usage(50, 10, cost_nano_usd=77)
-    assert settled(told, price=TOOLS, fees_nano_usd=50_000).cost_nano_usd == 77
-    assert settled(None, price=None, fees_nano_usd=50_000).cost_nano_usd == 0
+    assert settled(told, **HOSTED).cost_nano_usd == 77
+    assert settled(None, **HOSTED | {"price": None}).cost_nano_usd == 0
+
+
+def test_what_tools_of_the_provider_make_grow_is_charged_as_held_until_the_last_report() -> None:
+    """The input that was told first, an answer that is cut, output behind the report: only more than was held is charged as it is told."""
+    early = Usage(50, 10, early=True)
+    for change in ({"usage": early}, {"usage": Usage(50, 10), "outdated": True}, {"usage": Usage(50, 10), "ended": "closed"}):
+        charge = settled(change.pop("usage"), **HOSTED | change)  # type: ignore[arg-type]
+        assert (charge.input_tokens, charge.source) == (900, "partly" if charge.output_tokens == 10 else "counted")
+        assert charge.cost_nano_usd == 900 + 2 * charge.output_tokens + 50_000
+    assert settled(Usage(1200, 10, calls={"web_search": 9}, early=True), **HOSTED).cost_nano_usd == 1200 + 20 + 90_000
+    assert settled(early).input_tokens == 50  # nothing reads it again
+
+
+def test_output_behind_the_last_report_is_charged() -> None:
+    """What was reported before it was no count of the answer."""
+    assert settled(Usage(50, 10), outdated=True) == Charge(50, 45, 50 + 135, "partly")
+    assert settled(Usage(50, 90), outdated=True).output_tokens == 90
+
+
+def test_calls_that_cannot_be_read_are_charged_as_held() -> None:
+    """At least; a tool without a price costs the dearest, unless it is known to be free."""
+    assert settled(Usage(50, 10, calls={}, calls_unread=True), **HOSTED).cost_nano_usd == 70 + 50_000
+    assert settled(Usage(50, 10, calls={"web_search": 7}, calls_unread=True), **HOSTED).cost_nano_usd == 70 + 70_000
+    assert settled(Usage(50, 10, calls={"odd": 2, "web_fetch": 5, "code_execution": 3}), **HOSTED).cost_nano_usd == 70 + 20_000
 
 
 def test_what_is_not_known_costs_what_its_marks_were_held_at() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from sluicegate.core.usage import Usage, merge
 from sluicegate.dialects.anthropic_messages import (
@@ -54,7 +55,7 @@ def usage_in(events: list[Event]) -> Usage | None:
     usage: Usage | None = None
     for each in events:
         usage = merge(usage, each.usage) if each.usage is not None else usage
-    return usage
+    return replace(usage, early=False) if usage is not None else None
 
 
 def below(frames: int, call: Any) -> Any:
@@ -184,6 +185,16 @@ def test_cases_55_63_64_what_a_cache_gave_and_took_is_input() -> None:
     assert usage_in(read(begun(input_tokens=100, **cached, output_tokens=1), ended("end_turn", output_tokens=5, input_tokens=100))) == want
     assert read_answer(message(TEXT, usage={"input_tokens": 100, "output_tokens": 5, **cached})).usage == want
     assert usage_in(read(begun(input_tokens=0, output_tokens=1), ended("end_turn", output_tokens=40))) == Usage(0, 40)
+
+
+def test_input_is_early_until_the_end_repeats_it() -> None:
+    """Tools of the provider's have it read again; what was told of their calls at the start is nothing."""
+    begin, tools = begun(input_tokens=10, output_tokens=1, server_tool_use={"web_search_requests": 0}), {"web_search_requests": None}
+    for end, early in (({}, True), ({"output_tokens": 5}, True), ({"input_tokens": 0}, True), ({"input_tokens": 30}, False)):
+        usage = read(begin, event("message_delta", delta={"stop_reason": "end_turn"}, usage=end))[-1].usage
+        assert usage is not None and (usage.early, usage.calls or {}, usage.calls_unread) == (early, {}, False)
+    unread = read(begin, ended("end_turn", input_tokens=30, server_tool_use=tools))[-1].usage
+    assert unread is not None and (unread.calls, unread.calls_unread) == (None, True)
 
 
 @pytest.mark.parametrize(

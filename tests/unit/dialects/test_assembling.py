@@ -49,6 +49,8 @@ def of_stream(dialect: ModuleType, stream: bytes) -> Any:
             calls += delta.tool_calls
         finishes.update(event.finishes)
         usage = merge(usage, event.usage) if event.usage is not None else usage
+    if usage is not None:
+        usage.early = False  # a whole answer has no start
     return {choice: said(text) for choice, text in texts.items()}, calls, finishes, usage
 
 

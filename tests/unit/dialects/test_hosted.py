@@ -88,6 +88,16 @@ def test_tools_and_fields_of_chats() -> None:
     assert chat(previous_response_id="r", conversation="c", file_ids=["f"]).hosted == ()
 
 
+def test_what_the_provider_has_kept_may_bring_tools_of_any_kind() -> None:
+    """Stored prompts do: where `max_tool_calls` bounds all calls together, these too. Earlier responses and conversations bring none."""
+    assert responses(prompt={"id": "p"}, max_tool_calls=3).hosted == (Hosted("prompt", "prompt", 3, True, any=True),)
+    assert responses(prompt={"id": "p"}).hosted == (Hosted("prompt", "prompt", None, True, any=True),)
+    assert chat(preset="p").hosted == (Hosted("preset", "preset", told=None, any=True),)
+    assert responses(previous_response_id="r", conversation="c").hosted == ()
+    assert messages(container={"id": "c", "skills": []}).hosted == (Hosted("code_execution", "container"),)
+    assert messages(container=None).hosted == ()
+
+
 TARGET = Target("served", 5, "max_tokens", True, tool_calls=2)
 
 
@@ -114,6 +124,15 @@ def test_calls_in_a_response() -> None:
     """Pages are opened for nothing, code is paid for by its container, and what the client runs is no call of the provider's."""
     items = [SEARCH, SEARCH, OPENED, CODE, CODE, {**CODE, "container_id": "c2"}, {"type": "file_search_call"}, {"type": "function_call"}, "odd", {}]
     assert counted(items) == {"web_search": 2, "code_interpreter": 2, "file_search": 1}
+    assert counted([{"type": "computer_call"}, {"type": "local_shell_call"}]) == {}
+
+
+@pytest.mark.parametrize(
+    ("action", "paid"), [("open_page", 0), ("find_in_page", 0), ("find", 0), ("search", 1), ("banana", 1), (None, 1), (7, 1), ([], 1)]
+)
+def test_a_search_costs_unless_it_is_known_to_be_free(action: Any, paid: int) -> None:
+    """Whatever else it does."""
+    assert counted([{**SEARCH, "action": {"type": action}}]) == ({"web_search": 1} if paid else {})
 
 
 def response(*items: Any) -> dict[str, Any]:
@@ -138,6 +157,15 @@ def test_an_answer_tells_of_its_calls() -> None:
 
 
 SEARCHED = {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {"query": "q"}}
+
+
+@pytest.mark.parametrize("count", [-1, 10_001, 10**12, 10**30, None, [2], "2", 1.5, True])
+def test_a_count_of_calls_that_cannot_be_read(count: Any) -> None:
+    """Is none, and it is known that there is one; of what costs nothing it does not matter."""
+    for name, unread in (("web_search", True), ("web_fetch", False)):
+        usage = {"input_tokens": 5, "output_tokens": 5, "server_tool_use": {f"{name}_requests": count}}
+        read = anthropic_messages.read_answer(json.dumps({"content": [SEARCHED], "usage": usage}).encode()).usage
+        assert read is not None and (read.calls, read.calls_unread) == ({"web_search": 1}, unread)
 
 
 @pytest.mark.parametrize(
