@@ -105,7 +105,7 @@ class _Search:
         self._reports = {index for index, phrase in enumerate(banned.phrases) if phrase.action == "report"}
         self._known = NONE  # that only report, and were found: once is enough
         self._state = START  # in which the next text is begun
-        self._size = SLICE  # characters
+        self._size = SLICE // 8  # characters
         self._clock = asyncio.get_running_loop().time
         self._since = self._clock()
 

@@ -222,7 +222,7 @@ def _messages(fields: dict[str, Any], prompts: Sequence[str], joined: str) -> bo
     texts = [_text_of(block) for block in blocks]
     if texts and texts[0].startswith(joined):
         return False
-    kept = [block for block, text in zip(blocks, texts, strict=True) if text.strip() not in (*prompts, joined)]
+    kept = [block for block, text in zip(blocks, texts, strict=True) if text.strip() not in ("", *prompts, joined)]  # an empty one is refused
     fields["system"] = Raw(_encode([{"type": "text", "text": joined}, *kept]))
     return True
 
@@ -248,13 +248,17 @@ _PUT: dict[str, Callable[[dict[str, Any], Sequence[str], str], bool]] = {
 
 
 def _without(items: list[dict[str, Raw]], prompts: Sequence[str], joined: str) -> list[dict[str, Raw]]:
-    """Messages but for those of the system that say nothing else than a prompt."""
-    return [item for item in items if _system_text(item).strip() not in (*prompts, joined)]
+    """Messages but for those of the system that say nothing else than a prompt, or nothing."""
+    return [item for item in items if not _is_system(item) or _system_text(item).strip() not in ("", *prompts, joined)]
+
+
+def _is_system(item: dict[str, Raw]) -> bool:
+    return bytes(item.get("role", b"")) in (b'"system"', b'"developer"')
 
 
 def _system_text(item: dict[str, Raw]) -> str:
     """What a system message says; "" for any other."""
-    if bytes(item.get("role", b"")) not in (b'"system"', b'"developer"') or "content" not in item:
+    if not _is_system(item) or "content" not in item:
         return ""
     content = _decode(item["content"])
     if isinstance(content, str):

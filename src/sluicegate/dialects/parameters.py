@@ -1,7 +1,8 @@
 """Parameters of requests by common names, and how each dialect calls them: what content rules force and put ceilings on.
 
 A parameter that a dialect does not have is left alone there. `max_output` is the cap, under whichever names a client gives it; `n` is the number of
-answers, under the names of vendors too. Changes only fields that are not as they must be, and says which.
+answers, under the names of vendors too; how hard a model thinks is said in many ways. What is forced is said once, and its other spellings are taken
+out. Changes only fields that are not as they must be, and says which.
 """
 
 from collections.abc import Mapping
@@ -29,6 +30,17 @@ _NAMES = {  # where a dialect has a name of its own; of a field inside another, 
 }
 _CAP = ("max_tokens",)
 _ANSWERS = ("n", "best_of", "n_cmpl")
+_OTHERS = {  # other spellings of what is forced, as paths; whichever is the dialect's own is none
+    "max_output": tuple((name,) for name in CAPS),
+    "n": tuple((name,) for name in _ANSWERS),
+    "seed": (("random_seed",),),
+    "reasoning_effort": (
+        ("reasoning_effort",), ("reasoning", "effort"), ("reasoning", "max_tokens"), ("reasoning", "enabled"), ("thinking",), ("thinking_budget",),
+        ("enable_thinking",), ("output_config", "effort"), ("chat_template_kwargs", "enable_thinking"), ("chat_template_kwargs", "thinking"),
+        ("chat_template_kwargs", "thinking_budget"), ("chat_template_kwargs", "reasoning_effort"), ("extra_body", "google", "thinking_config"),
+        ("extra_body", "reasoning_effort"), ("extra_body", "reasoning"), ("extra_body", "thinking"),
+    ),
+}  # fmt: skip
 _UNLESS_SAID = {"temperature": 1.0, "top_p": 1.0}  # what providers take
 
 _decode = msgspec.json.Decoder().decode
@@ -52,9 +64,7 @@ def changed(dialect: str, fields: dict[str, Any], force: Mapping[str, Any], ceil
 
 def _forced(dialect: str, fields: dict[str, Any], name: str, value: Any) -> list[str]:
     path = _NAMES.get((dialect, name), _CAP if name == "max_output" else (name,))
-    others = [other for other in (CAPS if name == "max_output" else _ANSWERS if name == "n" else ()) if other != path[0] and other in fields]
-    for other in others:
-        del fields[other]
+    others = [".".join(other) for other in _OTHERS.get(name, ()) if other != path and _taken_out(dialect, fields, other)]
     if len(path) == 1:
         if _value(fields, path[0]) == (list(value) if isinstance(value, tuple) else value):
             return others
@@ -66,6 +76,31 @@ def _forced(dialect: str, fields: dict[str, Any], name: str, value: Any) -> list
             return others
         fields[path[0]] = Raw(_encode(members | {path[1]: value}))
     return [".".join(path), *others]
+
+
+def _taken_out(dialect: str, fields: dict[str, Any], path: tuple[str, ...]) -> bool:
+    """Whether a spelling was there. A member goes by itself, and its object with the last one."""
+    field = path[0]
+    if field not in fields:
+        return False
+    value = bytes(fields[field])
+    if path == ("thinking",) and dialect == "anthropic_messages" and not _has_budget(value):
+        return False  # whether a model thinks is said there, and how hard beside it
+    if len(path) > 1 and value[:1] == b"{":
+        members = _decode_fields(value)
+        if not _taken_out(dialect, members, path[1:]):
+            return False
+        if members:
+            fields[field] = Raw(_encode(members))
+            return True
+    elif len(path) > 1 and (field != "reasoning" or value == b"null"):  # which is also a word, or true
+        return False
+    del fields[field]
+    return True
+
+
+def _has_budget(thinking: bytes) -> bool:
+    return thinking[:1] == b"{" and "budget_tokens" in _decode_fields(thinking)
 
 
 def _lowered(dialect: str, fields: dict[str, Any], name: str, most: Any) -> list[str]:

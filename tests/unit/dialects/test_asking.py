@@ -106,6 +106,13 @@ def test_a_body_that_is_nested_too_deeply_is_refused() -> None:
         ),
         ("anthropic_messages", {"messages": [USER]}, {"messages": [USER], "system": [{"type": "text", "text": BOTH}]}),
         ("anthropic_messages", {"system": "C."}, {"system": [{"type": "text", "text": BOTH}, {"type": "text", "text": "C."}]}),
+        ("anthropic_messages", {"system": ""}, {"system": [{"type": "text", "text": BOTH}]}),
+        ("anthropic_messages", {"system": [{"type": "text", "text": " "}]}, {"system": [{"type": "text", "text": BOTH}]}),
+        (
+            "openai_chat",
+            {"messages": [{"role": "system", "content": ""}, {"role": "user", "content": ""}]},
+            {"messages": [{"role": "system", "content": BOTH}, {"role": "user", "content": ""}]},
+        ),
         ("openai_completions", {"prompt": "Hi"}, {"prompt": f"{BOTH}\n\nHi"}),
         ("openai_completions", {"prompt": ["a", ""]}, {"prompt": [f"{BOTH}\n\na", BOTH]}),
         ("openai_completions", {}, {"prompt": BOTH}),
