@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sluicegate.config.load import load_text
-from support_admin import OPERATOR, VIEWER, Api, more
+from support_admin import KEY, OPERATOR, VIEWER, Api, more
 from support_inloop import PROMPT_TOKENS, config_text, running
 
 MODELS = "  unknown: {deployments: [{provider: mock, model: mystery}]}"
@@ -88,6 +88,8 @@ WRONG: tuple[tuple[Any, str], ...] = (
     ({"input": 1, "output": 1, "date": "2026-11-01"}, "400 missing_field source"),
     ({**DEAR, "source": ""}, "400 invalid_value source"),
     ({**DEAR, "date": "soon"}, "400 invalid_value date"),
+    ({**DEAR, "date": "2999-01-01"}, "400 invalid_value date"),
+    ({**DEAR, "date": "1999-12-31"}, "400 invalid_value date"),
     ({**DEAR, "input": -1}, "400 invalid_value input"),
     ({**DEAR, "input": "1"}, "400 invalid_value input"),
     ({**DEAR, "input": 0.0000001}, "400 invalid_value input"),
@@ -183,3 +185,12 @@ async def test_it_survives_a_reload_that_loses_and_brings_back_the_deployment(tm
         await bench.worker.apply(bench.loaded)
         assert await api.told("sk-key", model="unknown") == "200"
         assert (await api("DELETE", "prices/mock/mystery")).status == 200
+
+
+async def test_a_name_that_is_given_twice_is_refused(api: Api) -> None:
+    """Wherever it stands; one of the two would count, and nobody would know which."""
+    for body in (b'{"input": 1, "output": 1, "date": "2026-11-01", "source": "s", "input": 2}', b'{"tools": {"a": 1, "\\u0061": 2}}'):
+        head = b"PUT /admin/v1/prices/mock/mock-chat HTTP/1.1\r\nhost: g\r\nauthorization: Bearer %b\r\ncontent-type: application/json\r\n"
+        reply = await api.bench.raw(head % KEY.encode() + b"content-length: %d\r\n\r\n" % len(body) + body)
+        assert (reply.status, reply.code, reply.error["param"]) == (400, "invalid_body", "input" if b"input" in body else "a")
+    assert (await api("GET", "prices/mock/mock-chat")).json["origin"] == "deployment"

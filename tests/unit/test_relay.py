@@ -13,7 +13,7 @@ from sluicegate.core.claims import Reply
 from sluicegate.core.meter import Meter
 from sluicegate.dialects import openai_chat
 from sluicegate.dialects.form import Event
-from sluicegate.growth import ASK_AGAIN_S, LOOKAHEAD_MIN, PATIENCE_S, Growth, Pace
+from sluicegate.growth import ASK_AGAIN_S, FASTEST, LOOKAHEAD_MIN, PATIENCE_S, Growth, Pace
 from sluicegate.http.upstream import Reason
 from sluicegate.ledger.contract import LedgerUnavailable
 from sluicegate.relay import CLIENT_BUFFER_MAX, Relay
@@ -414,6 +414,30 @@ def test_before_the_pace_is_known_everything_is_taken_to_have_come_at_once() -> 
     pace.saw(1300, 50.0625)
     assert pace.margin(10, 60.0) == 10 + 2016
     assert pace.lookahead(10, 0) == pytest.approx(10 + 3024, abs=1)
+
+
+def test_a_stream_that_is_closed_early_is_charged_as_a_fast_one() -> None:
+    """Its first reads show no pace, least of all if they came late; what was made since the last read is charged at its pace (cases 57, 58, 109)."""
+    pace = Pace(100, 5)
+    assert pace.beyond(0, 50.0) == 5 + FASTEST // 10  # before the first output: it may be on its way
+    pace.saw(1, 50.0)
+    assert pace.beyond(1, 50.0) == 5 + FASTEST // 10
+    assert pace.beyond(1, 50.04) == pytest.approx(5 + 0.14 * FASTEST, abs=1)  # this process was held up
+    pace.saw(2, 50.05)
+    assert pace.rate == pytest.approx(20)
+    assert pace.beyond(1, 50.05) == 5 + FASTEST // 10
+    for step in range(1, 11):
+        pace.saw(2 + 10 * step, 50.05 + step / 10)
+    assert pace.beyond(1, 51.05) == pytest.approx(5 + 10, abs=1)
+    assert pace.beyond(1, 51.25) == pytest.approx(5 + 30, abs=1)
+
+
+def test_a_stream_that_is_known_to_be_faster_is_charged_as_it_came() -> None:
+    """A burst is believed."""
+    pace = Pace(100)
+    pace.saw(40, 50.0)
+    pace.saw(1280, 50.003)
+    assert pace.beyond(10, 50.003) == 10 + 12_800
 
 
 async def test_case_108_a_stream_is_stopped_where_the_next_delta_may_exceed_its_grant() -> None:

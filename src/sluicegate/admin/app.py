@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 import msgspec
-from fastapi import FastAPI, Response
+from fastapi import Depends, FastAPI, Response
 from fastapi.openapi.utils import get_openapi
 
 from sluicegate import __version__
@@ -30,6 +30,7 @@ from sluicegate.admin import (
     tenants,
     usage,
 )
+from sluicegate.admin.repeats import once
 from sluicegate.admin.services import Services
 from sluicegate.openapi import page
 
@@ -75,7 +76,7 @@ def build(services: Services) -> FastAPI:
         for part in (health, faults, configuration, audit, events, forecasts, usage, limits, increases, holds, me, keys, tenants, prices, plans)
     ]
     for router in app.state.routers:
-        app.include_router(router)
+        app.include_router(router, dependencies=[Depends(once)])
     documents = cache(lambda: _document(app))  # when somebody asks for it
 
     @app.get("/admin/openapi.json", include_in_schema=False)

@@ -16,6 +16,7 @@ from sluicegate.admin.errors import not_found
 from sluicegate.admin.paging import Listing, Page, of_ids
 from sluicegate.admin.services import Services
 from sluicegate.admin.showing import Deleted
+from sluicegate.config.compile_prices import DAY_MIN, plausible
 from sluicegate.core.prices import Origin, Price
 from sluicegate.core.refusals import iso
 from sluicegate.core.tenants import Deployment
@@ -28,7 +29,10 @@ _USD_MAX = 1_000_000
 
 def _day(text: object) -> str:
     if isinstance(text, str) and len(text) == 10:
-        return date.fromisoformat(text).isoformat()
+        day = date.fromisoformat(text).isoformat()
+        if not plausible(day):
+            raise ValueError(f"Input should be a day from {DAY_MIN} to today")
+        return day
     raise ValueError("Input should be a day such as 2026-11-01")
 
 

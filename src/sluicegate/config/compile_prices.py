@@ -1,6 +1,7 @@
 """The price of each deployment: what is written at it, else an override, else the catalogue, else what `prices.unpriced` says."""
 
 from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import Any
 
@@ -14,6 +15,14 @@ from sluicegate.prices.catalogue import Catalogue, CatalogueError, in_use
 from sluicegate.providers import Row
 
 Priced = tuple[Price | None, Origin | None]
+
+
+DAY_MIN = "2000-01-01"
+
+
+def plausible(day: str) -> bool:
+    """Whether a price can have been looked up on that day. Somewhere it is tomorrow already."""
+    return DAY_MIN <= day <= (datetime.now(UTC) + timedelta(days=1)).date().isoformat()
 
 
 class Making:
@@ -35,6 +44,12 @@ class Making:
         variants = [self.variant(one, (*path, "variants", i)) for i, one in enumerate(written.variants)]
         return Price(**rates, variants=tuple(variants), tools=tuple(written.tools.items()))
 
+    def dated(self, written: schema.Price, path: Path) -> Price:
+        """As `made`, of a price whose day somebody has looked it up on: not one that is to come, nor one before there were such prices."""
+        if written.date and not plausible(written.date):
+            self.problems.append(Problem((*path, "date"), f"must be a day from {DAY_MIN} to today"))
+        return self.made(written, path)
+
     def variant(self, written: schema.Variant, path: Path) -> tuple[str, Price]:
         tariff = tariff_of(written.when)
         if tariff is None:
@@ -51,7 +66,7 @@ class Pricing(Compiling):
         deployed = {f"{one.provider}/{one.model}" for model in config.models.values() for one in model.deployments}
         for name in config.prices.overrides.keys() - deployed:
             self.problem(("prices", "overrides", name), f"there is no such deployment; {did_you_mean(name, deployed)}")
-        self.made = Making(problems).made
+        self.made = Making(problems).dated
         self.overrides = {name: self.made(one, ("prices", "overrides", name)) for name, one in config.prices.overrides.items()}
 
     def price(self, written: schema.Deployment, provider: schema.Provider, row: Row, base_url: str, path: Path) -> Priced:

@@ -132,6 +132,8 @@ def test_all_that_a_price_may_have() -> None:
         ({"prices": "{overrides: {p/gpt-4o-mini: {input: 1, output: 1, source: s}}}"}, "date: is required"),
         ({"prices": "{overrides: {p/gpt-4o-mini: {input: 1, output: 1, date: 2026-11-01}}}"}, "source: is required"),
         ({"prices": "{overrides: {p/gpt-4o-mini: {input: 1, output: 1, date: 2026-13-01, source: s}}}"}, "date: must be a day such as 2026-11-01"),
+        ({"prices": "{overrides: {p/gpt-4o-mini: {input: 1, output: 1, date: 2999-01-01, source: s}}}"}, "date: must be a day from 2000-01-01"),
+        (more("date: 1999-12-31"), "price.date: must be a day from 2000-01-01 to today"),
         ({"prices": "{unpriced: cheap}"}, "prices.unpriced"),
         ({"prices": "{unpriced: {input: 1}}"}, "output"),
         ({"prices": "{cost_source: provider}"}, "prices.cost_source"),
