@@ -53,8 +53,10 @@ class Receiver:
         self.answer: bytes | None = OK
         self.heads: list[bytes] = []
         self.spans: list[Span] = []
+        self.writers: list[asyncio.StreamWriter] = []
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.writers.append(writer)
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
@@ -98,3 +100,5 @@ async def receiving() -> AsyncIterator[Receiver]:
         yield receiver
     finally:
         server.close()
+        for writer in receiver.writers:  # whoever still waits for an answer
+            writer.close()

@@ -319,6 +319,8 @@ def forwarded(provider: Provider, headers: Mapping[bytes, bytes]) -> Sequence[tu
     if provider.forwards.isdisjoint(headers):
         return provider.headers
     own = {name for name, _ in provider.headers}
+    if b"connection" in headers:  # what it names ends here (RFC 9110, 7.6.1)
+        own.update(name.strip() for name in headers[b"connection"].lower().split(b","))
     names = [name for name in headers if name in provider.forwards and name not in own and headers[name].decode("latin-1").isprintable()]
     return [*provider.headers, *((name, headers[name]) for name in names)]
 

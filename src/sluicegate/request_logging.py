@@ -25,6 +25,7 @@ class RequestLogging:
         self._clock = clock
         self._settings = Log()
         self._log: RequestLog | None = None
+        self._file: LogFile | None = None  # that is written to, or was last
         self._lost = self._left_out = 0  # by logs that are no more
         self._closing: set[asyncio.Task[None]] = set()
         self._state = StateLog("request log", "ok", good=frozenset({"ok"}))
@@ -60,14 +61,16 @@ class RequestLogging:
 
         def on_state(state: str, reason: str) -> None:
             with contextlib.suppress(RuntimeError):  # the loop has ended
-                loop.call_soon_threadsafe(self._say, state, reason)
+                loop.call_soon_threadsafe(self._say, file, state, reason)
 
-        file = LogFile(settings.requests.to, Rotation(rotate.size_bytes, rotate.keep, rotate.gzip), on_state)
+        file = LogFile(settings.requests.to, Rotation(rotate.size_bytes, rotate.keep, rotate.gzip), on_state, state=self._state.state)
+        self._file = file
         rules = rules_of(settings.patterns if settings.prompts == "redacted" else ())
         return RequestLog(file, settings.prompts, rules, loop, self._clock)
 
-    def _say(self, state: str, reason: str) -> None:
-        self._state(state, reason=reason, lines_lost=self.counts().get("line", 0))
+    def _say(self, file: LogFile, state: str, reason: str) -> None:
+        if file is self._file:  # not one that was given up, which still writes what waits
+            self._state(state, reason=reason, lines_lost=self.counts().get("line", 0))
 
     def _replace(self, log: RequestLog | None) -> None:
         old, self._log = self._log, log

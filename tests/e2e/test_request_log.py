@@ -150,9 +150,14 @@ async def test_a_disk_without_room_stops_nobody(tmp_path: Path, capsys: pytest.C
         await bench.worker.apply(load_text(text, {}))
         assert (await bench.chat()).status == 200
         assert len(await lines(path, 1)) == 1
+        for _ in range(500):
+            if await state() == "ok":
+                break
+            await asyncio.sleep(0.01)
+        assert await state() == "ok"
         await bench.worker.apply(bench.loaded)
     told = [text for text in capsys.readouterr().out.splitlines() if "request log state" in text]
-    assert len(told) == 1 and "ENOSPC" in told[0]
+    assert len(told) == 2 and "ENOSPC" in told[0] and "from=failing" in told[1] and "lines_lost=3" in told[1]
 
 
 async def test_nothing_is_kept_of_a_request_where_there_is_no_log(tmp_path: Path) -> None:

@@ -83,3 +83,5 @@ def test_what_says_who_a_client_is_stays_here() -> None:
     }
     assert list(forwarded(provider, client)) == [*own, (b"traceparent", b"00-1")]
     assert forwarded(provider, {b"cookie": b"a=b"}) is own
+    hop = {b"traceparent": b"00-1", b"anthropic-beta": b"x", b"connection": b"Keep-Alive, Anthropic-Beta"}
+    assert list(forwarded(provider, hop)) == [*own, (b"traceparent", b"00-1")]  # what a connection names goes no further

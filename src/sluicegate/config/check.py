@@ -3,6 +3,7 @@
 Returns renderables and lines; prints nothing. Secrets are never part of it.
 """
 
+import pathlib
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from zoneinfo import ZoneInfo
@@ -35,7 +36,7 @@ def report(loaded: Loaded, now_ms: int) -> list[RenderableType]:
 def warnings(loaded: Loaded) -> list[str]:
     """What is allowed but hardly meant. Also logged when the gateway starts."""
     config, policy = loaded.config, loaded.policy
-    of_config = [*_plain_keys(config), *_admin(config), *_untranslatable(config), *_own_records(config), *_long_waits(config)]
+    of_config = [*_plain_keys(config), *_admin(config), *_untranslatable(config), *_own_records(config), *_long_waits(config), *_log(config)]
     return [*of_config, *_unpriced(policy), *oversubscribed(policy), *_shadows(policy)]
 
 
@@ -219,6 +220,20 @@ def _long_waits(config: schema.Config) -> Iterator[str]:
     """A wait that a stopping server cuts."""
     if config.budget.queue.max_wait_ms > config.server.drain_ms:
         yield "budget.queue.max_wait: is longer than server.drain, so that a stopping server ends waits early"
+
+
+def _log(config: schema.Config) -> Iterator[str]:
+    """A file that can never be written to, whatever the disk does."""
+    if config.log.requests is None or config.log.requests.to == "stdout":
+        return
+    file = pathlib.Path(config.log.requests.to)
+    if file.is_dir():
+        yield f"log.requests.to: {file} is a directory, so that no request is logged; give the path of a file"
+    for above in file.parents:
+        if above.exists():
+            if not above.is_dir():
+                yield f"log.requests.to: {above} is no directory, so that no request is logged"
+            return
 
 
 def _unpriced(policy: Policy) -> Iterator[str]:

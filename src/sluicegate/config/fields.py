@@ -181,6 +181,17 @@ def _enterable(url: str) -> str:
     return url
 
 
+def at_least(least: int, shown: str) -> AfterValidator:
+    """The bound of a duration or a size. (`Field(ge=...)` does nothing behind a PlainValidator.)"""
+
+    def check(value: int) -> int:
+        if value < least:
+            raise ValueError(f"must be at least {shown}")
+        return value
+
+    return AfterValidator(check)
+
+
 Duration = Annotated[int, PlainValidator(_duration_ms)]
 Size = Annotated[int, PlainValidator(_size_bytes)]
 Above = Annotated[int, PlainValidator(_above)]

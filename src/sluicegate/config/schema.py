@@ -29,6 +29,7 @@ from sluicegate.config.fields import (
     Tokenizer,
     ToolName,
     Whole,
+    at_least,
     sendable,
 )
 from sluicegate.config.schema_cache import Cache, ModelCache
@@ -76,7 +77,8 @@ class Retention(Section):
     """`retention:`, of what is in the records."""
 
     requests_ms: Duration = Field(default=30 * 86_400_000, alias="requests")
-    quarters_ms: Duration = Field(default=93 * 86_400_000, alias="quarters", ge=32 * 86_400_000)  # a month's window may begin with any of them
+    # A month's window may begin with any of them.
+    quarters_ms: Annotated[Duration, at_least(32 * 86_400_000, "32d")] = Field(default=93 * 86_400_000, alias="quarters")
 
 
 class AdminKey(Section):

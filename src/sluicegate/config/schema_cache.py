@@ -2,24 +2,14 @@
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
-from sluicegate.config.fields import Duration, Size
+from sluicegate.config.fields import Duration, Size, at_least
 from sluicegate.config.section import Section
-
-
-def _at_least(least: int, shown: str) -> AfterValidator:
-    def check(value: int) -> int:
-        if value < least:
-            raise ValueError(f"must be at least {shown}")
-        return value
-
-    return AfterValidator(check)
-
 
 Mode = Literal["off", "deterministic", "seeded", "all"]
 Scope = Literal["key", "team", "organization", "global"]
-Ttl = Annotated[Duration, _at_least(1, "1ms")]
+Ttl = Annotated[Duration, at_least(1, "1ms")]
 
 
 class ModelCache(Section):
@@ -37,5 +27,5 @@ class Cache(Section):
     scope: Scope = "key"
     ttl_ms: Ttl = Field(default=3_600_000, alias="ttl")
     backend: Literal["memory", "redis"] | None = None
-    max_bytes: Annotated[Size, _at_least(2**16, "64KiB")] = 64 * 2**20
-    max_entry: Annotated[Size, _at_least(2**10, "1KiB")] = 256 * 2**10
+    max_bytes: Annotated[Size, at_least(2**16, "64KiB")] = 64 * 2**20
+    max_entry: Annotated[Size, at_least(2**10, "1KiB")] = 256 * 2**10

@@ -4,11 +4,9 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from sluicegate.config.fields import OnOff, Size, Whole
+from sluicegate.config.fields import OnOff, Size, Whole, at_least
 from sluicegate.config.section import Section
 from sluicegate.core.redact import NAME, pattern_of
-
-SMALLEST_BYTES = 65_536  # of a log file that is put aside
 
 
 def _usable(written: str) -> str:
@@ -16,16 +14,10 @@ def _usable(written: str) -> str:
     return written
 
 
-def _roomy(size_bytes: int) -> int:
-    if size_bytes < SMALLEST_BYTES:
-        raise ValueError("must be at least 64KiB")
-    return size_bytes
-
-
 class Rotate(Section):
     """`log.requests.rotate:`"""
 
-    size_bytes: Annotated[Size, AfterValidator(_roomy)] = Field(default=100_000_000, alias="size")
+    size_bytes: Annotated[Size, at_least(65_536, "64KiB")] = Field(default=100_000_000, alias="size")
     keep: Whole = Field(default=10, ge=0, le=10_000)
     gzip: OnOff = True
 

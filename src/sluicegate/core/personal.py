@@ -14,7 +14,12 @@ _LETTERS = r"A-Za-z0-9\u00c0-\u02af\u0370-\u0523"
 _LOCAL_MAX = 64  # RFC 5321, 4.5.3.1.1
 _MARKS = r"_.!#$'*+~-"  # and what else is allowed in an address, stands in front of it more often: = / ? & %
 _local = re.compile(rf"[{_LETTERS}{_MARKS}]{{0,{_LOCAL_MAX - 1}}}[{_LETTERS}_]").match  # from its end to its beginning
-_DOMAIN = rf"(?:[{_LETTERS}_-]{{1,63}}\.){{1,6}}(?:xn--[A-Za-z0-9-]{{2,59}}|[A-Za-z\u00c0-\u02af\u0370-\u0523]{{2,24}})(?![A-Za-z0-9])"
+_LABEL = rf"[{_LETTERS}_-]{{1,63}}"
+_LABELS = 6  # before the last one; where there are more, the rest is looked for by itself
+_DOMAIN_MAX = 253  # characters of that rest; RFC 1035, 2.3.4
+_labels = re.compile(rf"{_LABEL}(?:\.{_LABEL})*").match
+_TOP = r"(?:xn--[A-Za-z0-9-]{2,59}|[A-Za-z\u00c0-\u02af\u0370-\u0523]{2,24})(?![A-Za-z0-9])"
+_DOMAIN = rf"(?:(?:{_LABEL}\.){{{_LABELS}}}(?={_LABEL}\.)|(?:{_LABEL}\.){{1,{_LABELS}}}{_TOP})"
 
 
 def _number(first: str) -> str:
@@ -26,18 +31,22 @@ def _address(found: "re.Match[str]") -> tuple[int, int] | None:
     """What precedes the sign belongs to it as far as it can."""
     at, text = found.start(), found.string
     before = _local(text[at - 1 : at - _LOCAL_MAX - 1 if at > _LOCAL_MAX else None : -1])
-    return (at - before.end(), found.end()) if before is not None else None
+    if before is None:
+        return None
+    more = _labels(text, found.end(), found.end() + _DOMAIN_MAX) if text[found.end() - 1] == "." else None
+    return at - before.end(), found.end() if more is None else more.end()
 
 
 # -- cards: ISO/IEC 7812 ----------------------------------------------------------------------------------------------------------------------
 
 _GAP = r"[ \-\u00a0\u2009\u202f]"
+_CARD_GAP = r"[ .\-\u00a0\u2009\u202f]"
 _FOUR = "[0-9][0-9][0-9][0-9]"
 _CARD = re.compile(
-    rf"({_number('[2-6]')}[0-9][0-9][0-9])(?=({_GAP})(?:({_FOUR})\2({_FOUR})\2({_FOUR})(?:\2([0-9]{{1,3}}+){ENDS}|{ENDS})|([0-9]{{6}}\2[0-9]{{4,5}}{ENDS}))"
+    rf"({_number('[2-6]')}[0-9][0-9][0-9])(?=({_CARD_GAP})(?:({_FOUR})\2({_FOUR})\2({_FOUR})(?:\2([0-9]{{1,3}}+){ENDS}|{ENDS})|([0-9]{{6}}\2[0-9]{{4,5}}{ENDS}))"
     rf"|([0-9]{{9,15}}){ENDS})"
 )
-_GAPS = str.maketrans(dict.fromkeys(" -\u00a0\u2009\u202f"))
+_GAPS = str.maketrans(dict.fromkeys(" .-\u00a0\u2009\u202f"))
 
 
 def _digits_add_up() -> dict[str, int]:
@@ -92,13 +101,28 @@ _IBAN = re.compile(
 _ends = re.compile(ENDS).match
 
 
+# In small letters: from its first digit on, of which there are fewer than of letters.
+_SMALL_BEFORE = 2
+_SMALL_IBAN = re.compile(
+    r"[0-9](?<=[a-z][a-z][0-9])(?<![A-Za-z0-9_][a-z][a-z][0-9])(?<![A-Z]\][a-z][a-z][0-9])[0-9]"
+    rf"(?=({_GAP})(?:[0-9]{{4}}|[a-z]{{4}}){_GAP}[a-z0-9]{{4}}|[a-z0-9]{{11}})"
+)
+
+
+def _small_account(found: "re.Match[str]") -> tuple[int, int] | None:
+    start = found.start() - _SMALL_BEFORE
+    return _account_at(found.string, start, found.string[start : start + _SMALL_BEFORE].upper(), found[0], found[1])
+
+
 def _account(found: "re.Match[str]") -> tuple[int, int] | None:
-    country, check, gap = found.groups()
+    return _account_at(found.string, found.start(), *found.groups())
+
+
+def _account_at(text: str, start: int, country: str, check: str, gap: str | None) -> tuple[int, int] | None:
     known = _COUNTRIES.get(country)
     if known is None:
         return None
     length, digits = known
-    start, text = found.start(), found.string
     if gap is None:
         end = start + length
         account = text[start + 4 : end]
@@ -141,8 +165,13 @@ _SHORT_IPV6 = re.compile(
 )
 
 
-def _v4(found: "re.Match[str]") -> tuple[int, int]:
-    return found.start() - (found.lastindex or 0), found.end()
+_COUNTED = re.compile(r"(?<![A-Za-z])(?i:versions?|release|section|chapter|v|§)[ :]{1,2}$").search  # what has numbers with points
+_COUNTED_MAX = 12  # characters
+
+
+def _v4(found: "re.Match[str]") -> tuple[int, int] | None:
+    start, text = found.start() - (found.lastindex or 0), found.string
+    return None if _COUNTED(text[max(start - _COUNTED_MAX, 0) : start]) else (start, found.end())
 
 
 def _v6(found: "re.Match[str]") -> tuple[int, int] | None:
@@ -186,6 +215,7 @@ PERSONAL = (
     Rule("EMAIL", re.compile(rf"@(?<=[{_LETTERS}{_MARKS}]@){_DOMAIN}"), ("@",), _address, before=_LOCAL_MAX + 1),
     Rule("EMAIL", re.compile(rf"%40(?<=[{_LETTERS}_.+-]%40){_DOMAIN}"), ("%40",), _address, before=_LOCAL_MAX + 1),
     Rule("IBAN", _IBAN, _DIGITS, _account),
+    Rule("IBAN", _SMALL_IBAN, _DIGITS, _small_account, before=_SMALL_BEFORE),
     Rule("CARD", _CARD, _DIGITS, _card),
     Rule("IP", _IPV4, (".",), _v4, before=_V_BEFORE),
     Rule("IP", _IPV6, (":",), _v6, before=_V_BEFORE),

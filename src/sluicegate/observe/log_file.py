@@ -48,14 +48,16 @@ class Rotation(NamedTuple):
 class LogFile:
     """One worker's end of a file. to: `stdout`, or a path."""
 
-    def __init__(self, to: str, rotation: Rotation, on_state: Callable[[str, str], None], time_ns: Callable[[], int] = time.time_ns) -> None:
-        """time_ns: the wall clock."""
+    def __init__(
+        self, to: str, rotation: Rotation, on_state: Callable[[str, str], None], time_ns: Callable[[], int] = time.time_ns, state: str = "ok"
+    ) -> None:
+        """time_ns: the wall clock. state: what on_state was told last, of the file before this one."""
         self._target = _Shared(STDOUT_FD) if to == STDOUT else _File(Path(to), rotation, time_ns)
         self._on_state = on_state
         self._queue: SimpleQueue[list[bytes] | None] = SimpleQueue()
         self._given = self._done = 0  # bytes; each is counted up by one thread only, and so are the two below
         self._refused = self._failed = 0  # lines
-        self._state = "ok"
+        self._state = state
         self._thread = Thread(target=self._run, name="request log", daemon=True)
         self._thread.start()
 
@@ -141,6 +143,21 @@ class _File:
 
     def append(self, data: bytes) -> tuple[int, str]:
         """How many bytes of whole lines are in the file now, and why not all (or what else is wrong). Raises OSError where it cannot be opened."""
+        done, reason = 0, ""
+        while done < len(data):
+            try:
+                tried, kept, reason = self._append(data[done:] if done else data)
+            except OSError as error:
+                if not done:
+                    raise
+                return done, _why(error)
+            done += kept
+            if kept < tried:
+                break
+        return done, reason
+
+    def _append(self, data: bytes) -> tuple[int, int, str]:
+        """As many lines as there is room for: how many bytes these are, how many of them are in the file now, and why not all."""
         reason = ""
         for _ in range(OPENED_MAX):
             fd = self._opened()
@@ -150,16 +167,24 @@ class _File:
                 if not self._is(found):  # renamed by another process, which has made a new one
                     self.close()
                 elif not stat.S_ISREG(found.st_mode):
-                    return _write(fd, data)
-                elif reason or not found.st_size or found.st_size + len(data) <= self._rotation.size_bytes:
-                    kept, why = _append_whole(fd, data, found.st_size)
-                    return kept, why or reason
+                    return len(data), *_write(fd, data)
+                elif some := data if reason else self._fitting(data, found.st_size):
+                    kept, why = _append_whole(fd, some, found.st_size)
+                    return len(some), kept, why or reason
                 else:
                     reason = self._put_aside()
             finally:
                 if self._fd is not None:
                     fcntl.flock(fd, fcntl.LOCK_UN)
-        return 0, "others rename it all the time"
+        return len(data), 0, "others rename it all the time"
+
+    def _fitting(self, data: bytes, size: int) -> bytes:
+        """The lines for which a file of this size has room: one at least, if it is empty."""
+        room = self._rotation.size_bytes - size
+        if len(data) <= room:
+            return data
+        end = data.rfind(b"\n", 0, max(room, 0)) + 1
+        return data[: end if end or size else (data.find(b"\n") + 1 or len(data))]
 
     def close(self) -> None:
         """And with it, its lock is given up."""

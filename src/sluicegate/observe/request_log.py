@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 import structlog
 
-from sluicegate.core.matching import Rule
+from sluicegate.core.matching import Rule, masked
 from sluicegate.core.record import Record
 from sluicegate.core.redact import How, prompt_json
 from sluicegate.observe.log import as_json
@@ -128,7 +128,8 @@ class RequestLog:
         except Exception:
             log.exception("a prompt cannot be logged", request_id=entry.record.request_id)
             self.left_out += 1
-            self._parts = list(line_of(msgspec.structs.replace(entry, texts=None), self._how, self._rules))
+            bare = msgspec.structs.replace(entry.record, client_user="", tags="")
+            self._parts = list(line_of(msgspec.structs.replace(entry, record=bare, texts=None), self._how, self._rules))
         self._whole(entry)
         return True
 
@@ -153,6 +154,8 @@ class RequestLog:
 def line_of(entry: Entry, how: How, rules: Sequence[Rule]) -> Iterator[bytes]:
     """The line of one request, in pieces of bounded work."""
     record = entry.record
+    if how == "redacted" and (record.client_user or record.tags):
+        record = msgspec.structs.replace(record, client_user=masked(record.client_user, rules), tags=masked(record.tags, rules))
     told = as_json(record)
     seconds, millis = divmod(record.time_ms, 1000)
     head = b'{"time":"%b.%03dZ"' % (_second(seconds), millis)

@@ -2,6 +2,7 @@
 
 import io
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -254,3 +255,21 @@ def test_a_cache_is_shown_with_its_model(written: str, expected: str) -> None:
     """Which requests it answers, and whose answers they may be."""
     tenants = f"{{acme: {{keys: [{key('k')}]}}}}"
     assert expected in shown(loaded("[]", tenants, more=f"cache: {written}")) and "cache:" not in shown(loaded("[]", tenants))
+
+
+@pytest.mark.parametrize(
+    ("to", "why"),
+    [("dir", "dir is a directory"), ("file/logs/r.jsonl", "file is no directory"), ("file/r.jsonl", "file is no directory")],
+)
+def test_a_request_log_that_can_never_be_written(tmp_path: Path, to: str, why: str) -> None:
+    """Is warned about; a directory that can be made is not, nor are stdout and a device."""
+    (tmp_path / "dir").mkdir()
+    (tmp_path / "file").touch()
+
+    some = f"{{a: {{keys: [{key('k')}]}}}}"
+
+    def warned(path: str) -> list[str]:
+        return [line for line in warnings(loaded("[]", some, more=f"log: {{requests: {{to: {path}}}}}")) if line.startswith("log.requests.to")]
+
+    assert len(warned(str(tmp_path / to))) == 1 and why in warned(str(tmp_path / to))[0]
+    assert [warned(path) for path in (f"{tmp_path}/new/logs/r.jsonl", f"{tmp_path}/file", "stdout", "/dev/full")] == [[]] * 4

@@ -1,15 +1,19 @@
 """Reading a configuration file: every problem with its path and line, variables, and no secret in any message."""
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from annotated_types import Ge, Gt, Interval, Le, Lt
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import PlainValidator
 
 from sluicegate.config import ConfigError, Loaded, load, load_text
 from sluicegate.config.load import env_lines
+from sluicegate.config.section import Section
 
 GOOD = """\
 server: {workers: 2, drain: 5s, max_body: 64MiB}
@@ -313,3 +317,19 @@ def test_no_repr_has_a_secret() -> None:
     assert SECRET not in str(config.model_dump())
     assert "sk-lab-only" not in repr(config)
     assert "sk-lab-only" not in str(config.model_dump())
+
+
+def _sections(model: type[Section]) -> Iterator[type[Section]]:
+    yield model
+    for below in model.__subclasses__():
+        yield from _sections(below)
+
+
+def test_every_bound_binds() -> None:
+    """pydantic leaves out a bound of `Field` where the value is read from a text: such a field has its own (`at_least`)."""
+    fields = [(model, name, field.metadata) for model in _sections(Section) for name, field in model.model_fields.items()]
+    read = [(model, name, known) for model, name, known in fields if any(isinstance(one, PlainValidator) for one in known)]
+    assert len(read) > 20
+    assert [(model, name) for model, name, known in read if any(isinstance(one, Ge | Gt | Le | Lt | Interval) for one in known)] == []
+    with pytest.raises(ConfigError, match=r"retention\.quarters: must be at least 32d"):
+        load_text(f"retention: {{quarters: 1d}}\n{GOOD}", {})

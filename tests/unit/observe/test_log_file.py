@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -78,6 +79,18 @@ def test_a_full_file_is_put_aside(path: Path) -> None:
     tidy(path, Rotation(20, 3, False))
     assert everything(path) == [*[f"line {n:04}" for n in range(16, 20)], "x" * 50, "last"]
     assert len(rotated(path)) == 3
+
+
+def test_lines_that_come_together_are_divided(path: Path) -> None:
+    """Among files none of which is longer than it may be; what is in one when they come is filled up."""
+    written = [f"line {n:04}" for n in range(20)]
+    log = Watched(str(path), Rotation(35, 100, False))
+    log.write_each("first")
+    log.write(*written[:10], "x" * 50, *written[10:])
+    assert log.close() == 0
+    assert everything(path) == ["first", *written[:10], "x" * 50, *written[10:]]
+    sizes = [one.stat().st_size for one in rotated(path)]
+    assert sizes[0] == 26 and sorted(sizes)[-1] == 51 and all(size >= 20 for size in sizes[:-1]) and all(size <= 35 for size in sizes if size != 51)
 
 
 def test_what_is_put_aside_is_compressed(path: Path) -> None:
@@ -194,6 +207,23 @@ def test_a_disk_without_room(path: Path) -> None:
     assert log.close() == 3
     assert everything(path) == ["0123456789", "abcdefghi", "end"]
     assert log.states == [("failing", "EFBIG"), ("ok", "")]
+
+
+def test_a_file_that_cannot_be_made_in_the_middle(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was written of a batch is not counted as lost."""
+    opened, counted = os.open, []
+
+    def second_fails(*given: Any) -> int:
+        if given[0] == path:
+            counted.append(given)
+            if len(counted) == 2:
+                raise OSError(errno.EMFILE, "no")
+        return opened(*given)
+
+    monkeypatch.setattr(log_file.os, "open", second_fails)
+    log = Watched(str(path), Rotation(20, 9, False))
+    log.write(*[f"line {n:04}" for n in range(5)])
+    assert log.close() == 3 and log.states == [("failing", "EMFILE")]
 
 
 def test_a_device_without_room() -> None:

@@ -241,6 +241,15 @@ def test_words_of_clients_are_masked() -> None:
     assert file.lines[1]["model"] == "[API_KEY]" and file.lines[2]["finish"] == "[API_KEY]"
 
 
+@pytest.mark.parametrize(("how", "user", "tags"), [("redacted", "[EMAIL]", "ip=[IP]"), ("full", "bob@example.com", "ip=10.0.0.1")])
+def test_labels_are_masked_as_prompts_are(how: How, user: str, tags: str) -> None:
+    """What a client calls its user, and its tags; with `full` they are as they came."""
+    log, file, loop = logging(how)
+    log(ended("x"), msgspec.structs.replace(RECORD, client_user="bob@example.com", tags="ip=10.0.0.1"))
+    loop.turn()
+    assert (file.lines[0]["client_user"], file.lines[0]["tags"]) == (user, tags)
+
+
 async def test_what_waits_is_written_at_the_end() -> None:
     """All of it, where there is time."""
     file = File()
