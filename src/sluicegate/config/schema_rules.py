@@ -3,7 +3,7 @@
 from decimal import Decimal
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from sluicegate.config.fields import FromEnv, OnOff, Size, Whole
 from sluicegate.config.section import Section
@@ -21,6 +21,12 @@ def _number(value: object) -> object:
         except ValueError:
             return value
     return float(value) if isinstance(value, Decimal) or (isinstance(value, int) and not isinstance(value, bool)) else value
+
+
+def _at_least_a_byte(value: int) -> int:
+    if value < 1:
+        raise ValueError("must be at least 1 byte")
+    return value
 
 
 Number = Annotated[float, BeforeValidator(_number)]
@@ -87,7 +93,7 @@ class Rules(Section):
     system_prompt: str = Field(default="", max_length=100_000)
     disclaimer: str = Field(default="", max_length=10_000)
     banned: list[Banned] = []
-    max_input_tokens: Whole = Field(default=0, ge=0, le=10**9)
-    max_input: Size = 0
+    max_input_tokens: Whole = Field(default=0, ge=1, le=10**9)
+    max_input: Annotated[Size, AfterValidator(_at_least_a_byte)] = 0
     force: Force = Force()
     ceilings: Ceilings = Ceilings()

@@ -10,9 +10,10 @@ from unicodedata import category, normalize
 
 EDGE = "\ufdd0"  # what stands before the beginning and behind the end of a text: no text has it, folded, and no pattern matches it
 
+_BRAILLE_BLANK = "\u2800"  # no white space to Unicode, and looks like it
 _UNKNOWN = "\ufffd"
 _KEPT_MAX = 50_000  # folded characters
-_IGNORABLE = frozenset((0x034F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x2065, 0x3164, 0xFFA0))
+_IGNORABLE = frozenset((0x034F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x2065, 0x3164, 0xFFA0, 0x1D159))
 _IGNORABLE_RANGES = ((0x180B, 0x180F), (0xFE00, 0xFE0F), (0xFFF0, 0xFFF8), (0xE0000, 0xE0FFF))
 
 
@@ -28,7 +29,7 @@ class _Table(dict[int, str]):
 
 def _folded(character: str) -> str:
     decomposed = normalize("NFKD", normalize("NFKD", character.casefold()).casefold())
-    return "".join([" " if one.isspace() else one for one in decomposed if not _ignored(one)]).replace(EDGE, _UNKNOWN)
+    return "".join([" " if one.isspace() or one == _BRAILLE_BLANK else one for one in decomposed if not _ignored(one)]).replace(EDGE, _UNKNOWN)
 
 
 def _ignored(character: str) -> bool:

@@ -21,8 +21,8 @@ _SPACES = 4  # as many of which one space in a literal stands for
 _CLASS_MAX = 30_000  # characters
 
 _EDGE = f"\\x{{{ord(EDGE):X}}}"
-WORD = r"\pL\pN\pM_"
-_SETS = {"d": r"\p{Nd}", "w": WORD, "s": " "}
+LETTERS = r"\pL\pN\pM"  # of words
+_SETS = {"d": r"\p{Nd}", "w": f"{LETTERS}_", "s": " "}
 _HEX = {"x": 2, "u": 4}
 _REPEAT = re.compile(r"\{([0-9]{1,4})(?:(,)([0-9]{0,4}))?\}")
 

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 from msgspec import Struct
 
 from sluicegate.core.folding import EDGE, fold
-from sluicegate.core.patterns import WORD, BadPattern, Pattern, parse
+from sluicegate.core.patterns import LETTERS, BadPattern, Pattern, parse
 
 HELD_MAX = 4_096  # characters of a text that goes on
 MATCHES_MAX = 5_000  # that are masked one by one; the text that follows them is masked as one
@@ -25,7 +25,7 @@ PROGRAM_MAX = 50_000  # instructions of RE2, of all phrases together: about as m
 Action = Literal["refuse", "mask", "report"]
 
 _ANY = r"[\x{0}-\x{10FFFF}]"
-_NO_WORD = f"[^{WORD}]"
+_NO_WORD = f"[^{LETTERS}]"  # `_` ends a word: it is how emphasis is written
 _NO_MARK = r"[^\pM\x{11A8}-\x{11FF}]"
 
 

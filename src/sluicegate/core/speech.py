@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from sluicegate.core.content_rules import ContentRules
-from sluicegate.core.phrases import START, Phrases, State
+from sluicegate.core.phrases import NONE, START, Phrases, State, divided
 
 Channel = tuple[str | int, ...]
 Mark = dict[Channel, "_Open"]
@@ -41,6 +41,7 @@ class Speech:
         self._noted = rules.noted_out
         self._any = rules.any_out
         self._acted = acted
+        self._known = NONE  # phrases that only report, and were found: once is enough
         self._open: Mark = {}
         self.masks = 0  # times that something was found that may not be said
         self.refused = ""
@@ -56,6 +57,10 @@ class Speech:
         return self._any is None
 
     @property
+    def _all_noted(self) -> bool:
+        return self._noted is not None and len(self._known) == len(self._noted.phrases)
+
+    @property
     def open(self) -> list[Channel]:
         """Texts that have not ended, in the order in which they began."""
         return list(self._open)
@@ -66,8 +71,8 @@ class Speech:
             return text
         state = self._open.pop(channel, _TEXT) if last else self._open.get(channel, _TEXT)
         banned, noted = state.banned, state.noted
-        if self._noted is not None:
-            passed = self._noted.read(noted, text, end=last)
+        if self._noted is not None and not self._all_noted:
+            passed = self._noted.read(noted, text, end=last, known=self._known)
             noted = passed.state
             self._found(self._noted, passed.found)
         if self._banned is not None:
@@ -103,14 +108,45 @@ class Speech:
         """A text that came in one piece."""
         if self._any is None or (not self.refused and not self._any.anywhere((text,))):
             return text
-        if self._noted is not None:
-            self._found(self._noted, self._noted.find(text))
+        if self._noted is not None and not self._all_noted:
+            self._found(self._noted, self._noted.find(text, self._known))
         if self._banned is None:
             return text
         passed = self._banned.read(START, text, end=True)
         whole = "" if self.refused else passed.text
         self._found(self._banned, passed.found, passed.refused)
         return whole
+
+    def joined(self, pieces: list[str]) -> list[str]:
+        """Texts, each of which was read, that a client reads as one."""
+        text = "".join(pieces)
+        if self._any is None or self.refused or not self._any.anywhere((text,)):
+            return pieces
+        if self._noted is not None and not self._all_noted:
+            self._found(self._noted, self._noted.find(text, self._known))
+        if self._banned is None:
+            return pieces
+        passed = self._banned.read(START, text, end=True)
+        self._found(self._banned, passed.found, passed.refused)
+        if self.refused:
+            return ["" for _ in pieces]
+        return divided(pieces, passed.masked, [phrase.mask for phrase in self._banned.phrases])
+
+    def waits(self, channel: Channel) -> bool:
+        """Whether something of a text may be the beginning of a phrase."""
+        state = self._open.get(channel)
+        return state is not None and state.arguments is None and bool(state.banned.pending or state.noted.pending)
+
+    def handed_on(self, channel: Channel, to: Channel) -> bool:
+        """A text is over, but what waits of it may be the beginning of a phrase: that goes on in another. Whether anything does."""
+        if not self.waits(channel):
+            return False
+        state = self._open[channel]
+        ends = [phrases.read(of, "", end=True).found for phrases, of in ((self._banned, state.banned), (self._noted, state.noted)) if phrases]
+        if any(ends):  # it is a phrase
+            return False
+        self._open[to] = self._open.pop(channel)
+        return True
 
     def whole_arguments(self, arguments: str) -> str:
         """Arguments that came in one piece, as JSON text."""
@@ -142,6 +178,8 @@ class Speech:
 
     def _found(self, phrases: Phrases, found: frozenset[int], refused: int = -1) -> None:
         if found:
+            if phrases is self._noted:
+                self._known |= found
             self._acted.update([phrases.phrases[index].name for index in found])
             self.masks += phrases is self._banned
         if refused >= 0 and not self.refused:

@@ -9,6 +9,7 @@ Where a rule refuses what was said, an event of kind "refused" follows the last 
 """
 
 from collections.abc import Callable, Iterable
+from itertools import groupby
 from typing import Any, Protocol
 
 import msgspec
@@ -202,6 +203,20 @@ def whole(speech: Speech, value: Any) -> bool:
                 value[key], changed = told, True
         elif isinstance(each, dict | list):
             changed |= whole(speech, each)
+    return (isinstance(value, list) and joined(speech, value)) or changed
+
+
+def joined(speech: Speech, parts: list[Any]) -> bool:
+    """Masks what stands in several parts side by side, as if their texts were one. Whether that changed anything."""
+    changed = False
+    for kind, alike in groupby(parts, lambda part: part.get("type") if isinstance(part, dict) and isinstance(part.get("text"), str) else None):
+        run = list(alike)
+        if kind is None or len(run) < 2:
+            continue
+        texts = [part["text"] for part in run]
+        for part, old, told in zip(run, texts, speech.joined(texts), strict=True):
+            if told != old:
+                part["text"], changed = told, True
     return changed
 
 

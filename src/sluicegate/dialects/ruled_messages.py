@@ -1,7 +1,8 @@
 """Answers of Anthropic's messages under content rules (ruled.py).
 
-What has to wait at the end of a block comes in a change of its own before the block's stop. The disclaimer is the end of the last block, if that is
-text: so the stop of a block of text is held back until it is known what follows it. Thinking that was masked loses its signature, which would be
+What has to wait at the end of a block comes in a change of its own before the block's stop, or where another block of text follows, at the beginning
+of that: a reader reads the two as one. The disclaimer is the end of the last block, if that is
+text. So the stop of a block of text is held back until it is known what follows it. Thinking that was masked loses its signature, which would be
 refused by the provider; the gateway's own mark takes its place, by which such thinking is left out when the client sends it back.
 """
 
@@ -12,7 +13,7 @@ from sluicegate.core.speech import Speech
 from sluicegate.dialects.anthropic_messages import event_bytes
 from sluicegate.dialects.anthropic_thinking import UNSIGNED
 from sluicegate.dialects.openai_body import int_or
-from sluicegate.dialects.ruled import decoded, pieces, whole, written
+from sluicegate.dialects.ruled import decoded, joined, pieces, whole, written
 from sluicegate.dialects.sse import RawEvent
 
 _CHANGES = {"text": "text_delta", "thinking": "thinking_delta", "partial_json": "input_json_delta"}
@@ -50,6 +51,8 @@ class Shaper:
                 changed = True
                 if block.get("signature"):
                     block["signature"] = UNSIGNED
+        if isinstance(content, list):
+            changed |= joined(self.speech, content)
         last = content[-1] if isinstance(content, list) and content else None
         return (isinstance(last, dict) and last.get("type") == "text" and self._disclaim(last, "text")) or changed
 
@@ -73,22 +76,29 @@ class Shaper:
             case "content_block_stop":
                 return self._stop(event, int_or(said.get("index"), 0))
             case "content_block_start":
-                return [*self._released(), self._start(event, said, int_or(said.get("index"), 0))]
+                return self._start(event, said, int_or(said.get("index"), 0))
             case "message_delta" | "message_stop":
-                return [*self._rest(), *self._released(ends=True), event.raw]
+                rest = self._rest()
+                return rest if self.speech.refused else [*rest, *self._released(ends=True), event.raw]
         self._kept += event.raw if self._kept else b""  # a ping, in its place
         return [] if self._kept else [event.raw]
 
     def _stop(self, event: RawEvent, index: int) -> list[bytes]:
-        rest = self._rest()
-        if not self._text or not self._disclaimer:
+        waits = self._text and self.speech.waits((index, "text"))
+        rest = [] if waits else self._rest()
+        if not waits and not (self._text and self._disclaimer):
             self._text = False
             return [*rest, event.raw]
         self._kept, self._at, self._text = event.raw, index, False
         return rest
 
-    def _start(self, event: RawEvent, said: dict[str, Any], index: int) -> bytes:
+    def _start(self, event: RawEvent, said: dict[str, Any], index: int) -> list[bytes]:
         block = said.get("content_block")
+        goes_on = isinstance(block, dict) and block.get("type") == "text" and self.speech.handed_on((self._at, "text"), (index, "text"))
+        rest = [] if goes_on else self._rest()
+        return rest if self.speech.refused else [*rest, *self._released(), self._started(event, said, block, index)]
+
+    def _started(self, event: RawEvent, said: dict[str, Any], block: Any, index: int) -> bytes:
         self._text, self._tail, self._masks = False, "", self.speech.masks
         if not isinstance(block, dict):
             return event.raw
@@ -126,7 +136,7 @@ class Shaper:
         for channel in self.speech.open:
             if rest := self.speech.end(channel):
                 out.append(self._change(int(channel[0]), str(channel[-1]), rest))
-                if self._text:
+                if self._text or self._kept:
                     self._add(rest)
         return out
 

@@ -81,6 +81,13 @@ def test_every_parameter_can_be_forced() -> None:
         ("{force: {temperature: warm}}", "rules.force.temperature"),
         ("{ceilings: {n: 0}}", "rules.ceilings.n"),
         ("{ceilings: {max_tokens: 5, max_output: 6}}", "rules.ceilings.max_tokens: and max_output are two names of the same"),
+        ("{banned: [{name: a, pattern: bomb, action: mask, mask: a bomb}]}", "rules.banned[0].mask: is banned itself, by 'a'"),
+        ("{banned: [{name: a, pattern: x, action: mask, mask: y}, {name: b, pattern: y}]}", "rules.banned[0].mask: is banned itself, by 'b'"),
+        ("{banned: [{name: a, pattern: advice}], disclaimer: No advice.}", "rules.disclaimer: is banned itself, by 'a'"),
+        ("{max_input_tokens: 0}", "rules.max_input_tokens"),
+        ("{max_input: 0}", "rules.max_input"),
+        ("{force: {n: 5}, ceilings: {n: 2}}", "rules.force.n: is above its ceiling, 2"),
+        ("{force: {max_tokens: 5}, ceilings: {max_output: 2}}", "rules.force.max_output: is above its ceiling, 2"),
         ("{max_input: lots}", "rules.max_input"),
         ("{disclaimers: x}", "rules.disclaimers: unknown field; did you mean 'disclaimer'?"),
     ],
@@ -98,6 +105,33 @@ def test_a_child_cannot_loosen_what_is_forced() -> None:
     with pytest.raises(ConfigError) as error:
         keys("{force: {temperature: 0.2}}", "{force: {temperature: 0.9}}")
     assert "tenants.acme.rules.force.temperature: is forced to be 0.2 above; it cannot be anything else" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("above", "below", "problem"),
+    [
+        ("{ceilings: {n: 2}}", "{force: {n: 5}}", "force.n: is above its ceiling, 2"),
+        ("{disclaimer: No advice.}", "{banned: [{name: a, pattern: advice}]}", "banned[0].pattern: is in the disclaimer above"),
+        (
+            "{banned: [{name: a, pattern: x, action: mask}]}",
+            "{banned: [{name: b, pattern: banned}]}",
+            "banned[0].pattern: is in the mask of 'a' above",
+        ),
+        ("{banned: [{name: a, pattern: advice}]}", "{disclaimer: No advice.}", "disclaimer: is banned above, by 'a'"),
+    ],
+)
+def test_a_child_cannot_ask_for_what_is_banned_or_bounded_above(above: str, below: str, problem: str) -> None:
+    """What it puts into answers, and what it forces."""
+    with pytest.raises(ConfigError) as error:
+        keys(above, below)
+    assert f"tenants.acme.rules.{problem}" in str(error.value)
+
+
+def test_what_may_be_said_of_what_is_banned() -> None:
+    """A system prompt may name it, a ceiling below may lower what is forced above, and a report is no ban."""
+    found = keys("{system_prompt: Never say bomb., force: {n: 5}}", "{banned: [{name: a, pattern: bomb}], ceilings: {n: 2}}")
+    assert found["acme/@k"].rules.ceilings == {"n": 2}
+    assert keys("{banned: [{name: a, pattern: advice, action: report}], disclaimer: No advice.}")["acme/@k"].rules.disclaimer == "No advice."
 
 
 @pytest.mark.parametrize("section", [Rules, Banned, Ceilings, Force])

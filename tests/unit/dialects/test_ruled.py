@@ -2,11 +2,13 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sluicegate.core.phrases import Phrase
 from sluicegate.core.usage import Usage
 from sluicegate.dialects.anthropic_thinking import UNSIGNED
 from support_ruled import (
@@ -312,3 +314,70 @@ def test_the_bytes_of_a_stream_under_rules(dialect: str) -> None:
     """As they are kept beside the recorded streams."""
     told, _ = shaped(dialect, rules(mask("bomb", text="[BANNED]"), disclaimer=NOTE), STREAMS[dialect](["A b", "omb", ". A bo"]))
     assert told.decode() == (Path(__file__).parents[2] / "golden" / "content_rules" / f"{dialect}.txt").read_text()
+
+
+def blocks(*texts: str | None) -> bytes:
+    """A stream of Anthropic's in which each text is a block of its own, in two pieces; None: a call."""
+    told: list[dict[str, Any]] = []
+    for index, text in enumerate(texts):
+        call = {"type": "tool_use", "id": "t", "name": "f", "input": {}}
+        told.append({"type": "content_block_start", "index": index, "content_block": call if text is None else {"type": "text", "text": ""}})
+        for piece in filter(None, (text[:1], text[1:]) if text else ()):
+            told.append({"type": "content_block_delta", "index": index, "delta": {"type": "text_delta", "text": piece}})
+        told.append({"type": "content_block_stop", "index": index})
+    told += [{"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 3}}, {"type": "message_stop"}]
+    return b"".join([b"event: %b\ndata: %b\n\n" % (each["type"].encode(), json.dumps(each).encode()) for each in told])
+
+
+def told_by_block(data: bytes) -> dict[int, str]:
+    said: dict[int, str] = {}
+    ended: set[int] = set()
+    for each in events_of(data):
+        if each["type"] == "content_block_delta":
+            assert each["index"] not in ended
+            said[each["index"]] = said.get(each["index"], "") + each["delta"]["text"]
+        elif each["type"] == "content_block_stop":
+            ended.add(each["index"])
+    return said
+
+
+@pytest.mark.parametrize("note", ["", NOTE])
+def test_a_phrase_over_blocks_of_text_is_found_in_streams(note: str) -> None:
+    """What waits at the end of a block goes on in the next, if that is text; what is a phrase by itself is one."""
+    end = f"\n\n{note}" if note else ""
+
+    def told(*texts: str | None, by: Any = BOMB.banned_out.phrases) -> dict[int, str]:
+        return told_by_block(shaped("anthropic_messages", rules(*by, disclaimer=note), blocks(*texts))[0])
+
+    assert told("a bo", "mb c") == {0: "a ", 1: "# c" + end}
+    assert told("a b", "o", "mb") == {0: "a ", 2: "#" + end}
+    assert told("a bo", None, "mb") == {0: "a bo", 2: "mb" + end}
+    assert told("a bo", "at") == {0: "a ", 1: "boat" + end}
+    assert told("a bo") == {0: "a bo" + end}
+    assert told("a cat", "fish", by=[Phrase("w", "cat", "mask", words=True, mask="#")]) == {0: "a #", 1: "fish" + end}
+    acted: set[str] = set()
+    data = blocks("a bo", "mb c")
+    assert shaped("anthropic_messages", rules(mask("bomb", "report")), data, acted=acted)[0] == data
+    assert acted == {"bomb"}
+    events = shaped("anthropic_messages", rules(mask("bomb", "refuse")), data)[1]
+    assert events[-1].kind == "refused"
+    told_last, events = shaped("anthropic_messages", rules(mask("cat", "refuse")), blocks("a cat", None))
+    assert (told_by_block(told_last), events[-1].kind, b"tool_use" in told_last) == ({0: "a "}, "refused", False)
+
+
+def test_a_phrase_over_blocks_of_a_whole_answer_is_found() -> None:
+    """In each of them; a refusal says nothing of either."""
+    parts = [{"type": "text", "text": "a bo"}, {"type": "text", "text": "mb c"}]
+    answer = json.dumps({"type": "message", "content": parts, "stop_reason": "end_turn"}).encode()
+    told = json.loads(ruled("anthropic_messages", BOMB, stream=False).read_answer(answer).body)
+    assert [part["text"] for part in told["content"]] == ["a #", "# c"]
+    acted: set[str] = set()
+    assert ruled("anthropic_messages", rules(mask("bomb", "report")), stream=False, acted=acted).read_answer(answer).body == b""
+    assert acted == {"bomb"}
+    one = ruled("anthropic_messages", rules(mask("bomb", "refuse")), stream=False)
+    one.read_answer(answer)
+    assert one.refused == "bomb"
+    item = {"type": "message", "content": [{"type": "output_text", "text": "a bo"}, {"type": "output_text", "text": "mb"}]}
+    body = json.dumps({"object": "response", "status": "completed", "output": [item]}).encode()
+    told = json.loads(ruled("openai_responses", BOMB, stream=False).read_answer(body).body)
+    assert [part["text"] for part in told["output"][0]["content"]] == ["a #", "#"]
