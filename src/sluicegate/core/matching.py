@@ -27,6 +27,7 @@ SLICE = 8_192  # characters, of which the last REACH are looked at again: at mos
 # A character as JSON may have it, in a text inside of another, too; of those that a rule knows. Not in the middle of a run of backslashes.
 _ESCAPE = re.compile(r"(?<!\\)\\{1,8}(?:/|u((?:0[0-5]|20)[0-9A-Fa-f]{2}))")
 _ESCAPE_MAX = 13  # characters
+READ = 2_048  # of which as many may be escapes as take as long as a slice does
 
 Check = Callable[["re.Match[str]"], tuple[int, int] | None]  # what is to be masked of a match: (start, end); None: nothing
 Rest = Callable[[str, int, int], tuple[int, bool]]  # (text, from, to) -> where it ends, or up to where it is known to go, and whether that is its end
@@ -120,20 +121,22 @@ class _Read:
 
 
 def _read(text: str) -> Generator[str, None, _Read | None]:
-    """In steps of a slice. None: there are no escapes in it."""
+    """In steps of READ characters. None: there are no escapes in it."""
     pieces: list[str] = []
     behind, places = array("q"), array("q")
     done = length = 0  # characters that are read, and those that they are read as
-    for start in range(0, len(text), SLICE):
-        limit = start + SLICE
+    for start in range(0, len(text), READ):
+        limit = start + READ
+        some: list[str] = []
         for found in _ESCAPE.finditer(text, max(start, done), min(limit + _ESCAPE_MAX, len(text))):
             first, last = found.span()
             if first >= limit:
                 break
-            pieces += (text[done:first], chr(int(found[1], 16)) if found[1] else "/")
+            some += (text[done:first], chr(int(found[1], 16)) if found[1] else "/")
             length, done = length + first - done + 1, last
             behind.append(length)
             places.append(last)
+        pieces.append("".join(some))
         yield ""
     if not behind:
         return None

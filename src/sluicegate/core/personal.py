@@ -165,13 +165,16 @@ _SHORT_IPV6 = re.compile(
 )
 
 
-_COUNTED = re.compile(r"(?<![A-Za-z])(?i:versions?|release|section|chapter|v|§)[ :]{1,2}$").search  # what has numbers with points
-_COUNTED_MAX = 12  # characters
+_counted = re.compile(r"(?<![A-Za-z])(?i:versions?|release|section|chapter|v|§)[ :]{1,2}$").search  # what has numbers with points
+_COUNTED_MAX = 11  # characters, with one before them
+_COUNTED_LAST = frozenset("nNsSeErRvV§ :")  # the last character of them, or one of two behind it
 
 
 def _v4(found: "re.Match[str]") -> tuple[int, int] | None:
     start, text = found.start() - (found.lastindex or 0), found.string
-    return None if _COUNTED(text[max(start - _COUNTED_MAX, 0) : start]) else (start, found.end())
+    if start > 1 and text[start - 2] in _COUNTED_LAST and _counted(text[max(start - _COUNTED_MAX, 0) : start]):
+        return None
+    return start, found.end()
 
 
 def _v6(found: "re.Match[str]") -> tuple[int, int] | None:
