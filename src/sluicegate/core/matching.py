@@ -105,29 +105,35 @@ def slices(text: str, rules: Sequence[Rule], size: int = SLICE) -> Iterator[str]
 class _Read:
     """A text without its escapes, and how each part of it is written."""
 
-    __slots__ = ("_behind", "_text", "_written", "text")
+    __slots__ = ("_escapes", "_firsts", "_text", "text")
 
-    def __init__(self, text: str, written: str, behind: "array[int]", places: "array[int]") -> None:
-        """behind: the places behind each escape, in the text; places: the same, as it is written."""
+    def __init__(self, text: str, written: str, escapes: "list[tuple[array[int], array[int]]]") -> None:
+        """escapes: the places behind each of them, in the text and as it is written; those of a step together."""
         self.text = text
-        self._text, self._behind, self._written = written, behind, places
+        self._text, self._escapes = written, escapes
+        self._firsts = array("q", [behind[0] for behind, _ in escapes])
 
     def written(self, start: int, end: int) -> str:
         return self._text[self._place(start) : self._place(end)]
 
     def _place(self, at: int) -> int:
-        before = bisect_right(self._behind, at)
-        return at if not before else at - self._behind[before - 1] + self._written[before - 1]
+        step = bisect_right(self._firsts, at)
+        if not step:
+            return at
+        behind, written = self._escapes[step - 1]
+        before = bisect_right(behind, at) - 1
+        return at - behind[before] + written[before]
 
 
 def _read(text: str) -> Generator[str, None, _Read | None]:
     """In steps of READ characters. None: there are no escapes in it."""
     pieces: list[str] = []
-    behind, places = array("q"), array("q")
+    escapes: list[tuple[array[int], array[int]]] = []
     done = length = 0  # characters that are read, and those that they are read as
     for start in range(0, len(text), READ):
         limit = start + READ
         some: list[str] = []
+        behind, places = array("q"), array("q")
         for found in _ESCAPE.finditer(text, max(start, done), min(limit + _ESCAPE_MAX, len(text))):
             first, last = found.span()
             if first >= limit:
@@ -136,12 +142,14 @@ def _read(text: str) -> Generator[str, None, _Read | None]:
             length, done = length + first - done + 1, last
             behind.append(length)
             places.append(last)
-        pieces.append("".join(some))
+        if behind:
+            pieces.append("".join(some))
+            escapes.append((behind, places))
         yield ""
-    if not behind:
+    if not escapes:
         return None
     pieces.append(text[done:])
-    return _Read("".join(pieces), text, behind, places)
+    return _Read("".join(pieces), text, escapes)
 
 
 def _slices(text: str, rules: Sequence[Rule], size: int, written: Callable[[int, int], str]) -> Iterator[str]:
