@@ -198,9 +198,9 @@ def test_check_says_what_the_example_means(tmp_path: Path) -> None:
 def test_the_configuration_in_the_readme_is_one(tmp_path: Path) -> None:
     """What the README shows as a configuration is accepted as it stands."""
     readme = (Path(__file__).parents[2] / "README.md").read_text()
-    shown = re.search(r"```yaml\n(.*?)```", readme, re.DOTALL)
-    assert shown is not None
-    (tmp_path / "config.yaml").write_text(shown[1])
+    shown = re.findall(r"```yaml\n(.*?)```", readme, re.DOTALL)
+    assert len(shown) == 2
+    (tmp_path / "config.yaml").write_text("".join(shown))
     checked = sluicegate("check", "config.yaml", cwd=tmp_path, OPENAI_API_KEY="sk-none")
     assert checked.returncode == 0, checked.stderr
 
