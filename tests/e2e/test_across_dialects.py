@@ -200,7 +200,7 @@ async def test_the_next_deployment_of_another_dialect(tmp_path: Path, model: str
 async def test_case_74_a_stream_that_breaks_is_no_success(tmp_path: Path) -> None:
     """After the first output there is no next one: an error event, no end, a connection that does not close as clean."""
     async with bench(tmp_path, limits="[9000 tokens/day]", options={"completion": 9, "cut_after": 4, "cut": "rst"}) as b:
-        b.slack = 300
+        b.slack = 1024  # the cap
         reply = await streamed(b, model="claude_gpt")
         assert (reply.status, reply.done, reply.clean) == (200, False, False)
         assert reply.error["code"] == "upstream_error"

