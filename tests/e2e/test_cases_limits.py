@@ -214,12 +214,12 @@ def test_shadow_limits_never_refuse(tmp_path: Path, mock: Mock, redis: str) -> N
 
 
 def test_marks_once_over_two_replicas(tmp_path: Path, mock: Mock, redis: str) -> None:
-    """Sixty requests on two replicas use a day up: each mark that was reached is told once, by one of them."""
+    """Requests on two replicas use a day up: each mark that was reached is told once, by one of them."""
     with replicas(tmp_path, mock, redis, "{max_wait: 0s}") as gateways, Clients(20) as clients:
         futures = [clients.ask(gateways[n % 2], "sk-marked") for n in range(60)]
-        codes = Counter(future.result()[0] for future in futures)
-        assert codes["200"] >= 40
-        used = gateways[0].usage("sk-marked")["limits"][0]["used"]
+        assert {future.result()[0] for future in futures} <= {"200", "rate_limit_exceeded", "budget_busy", "budget_exceeded"}
+        while (used := gateways[0].usage("sk-marked")["limits"][0]["used"]) < 800:  # of twenty at once, some may have found it busy
+            clients.ask(gateways[1], "sk-marked").result()
         marks = [mark for mark, at in (("80%", 800), ("95%", 950), ("100%", 1000)) if used >= at]
         eventually(lambda: sum(metric(gateways, "sluicegate_limit_warnings_total").values()) >= len(marks))
         lines = [json.loads(line) for gateway in gateways for line in gateway.logged().splitlines() if '"limit warning"' in line]

@@ -72,6 +72,7 @@ async def test_a_short_wait_is_waited_and_a_long_one_is_not(tmp_path: Path) -> N
 async def test_case_32_and_34_all_limited_is_told_with_the_soonest_recovery(tmp_path: Path) -> None:
     """429 with a bare retry-after of the deployment that is back first; then without any call; no breaker counts it."""
     async with running(tmp_path, more=resilience(failures=1), **ROUTE) as bench:
+        Time(bench)  # so that no second passes
         bench.mock.fault(count=1, model="one", status=429, retry_after=9)
         bench.mock.fault(count=1, model="two", status=429, retry_after=7)
         for _ in range(3):
