@@ -207,6 +207,16 @@ def memory(arguments: argparse.Namespace, directory: Path) -> dict[str, Any]:
     return {"idle_streams": arguments.idle_streams, "kib_per_stream": round((whole - half) / arguments.idle_streams, 1)}
 
 
+def tell(what: str, arguments: argparse.Namespace, result: dict[str, Any]) -> None:
+    """Prints a result with its machine and parameters, and writes it where `--json` says."""
+    parameters = {name: value for name, value in vars(arguments).items() if name != "json"}
+    machine = {"cpus": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version(), "kernel": platform.release()}
+    report = {"what": what, "date": time.strftime("%Y-%m-%d"), "machine": machine, "parameters": parameters, "result": result}
+    print(json.dumps(report, indent=1))
+    if arguments.json:
+        arguments.json.write_text(json.dumps(report, indent=1) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ledger", choices=["redis", "sqlite"], default="redis")
@@ -221,12 +231,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         work = memory if arguments.idle_streams else compare
         result = work(arguments, Path(directory))
-    parameters = {name: value for name, value in vars(arguments).items() if name != "json"}
-    machine = {"cpus": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version(), "kernel": platform.release()}
-    report = {"what": "overhead", "date": time.strftime("%Y-%m-%d"), "machine": machine, "parameters": parameters, "result": result}
-    print(json.dumps(report, indent=1))
-    if arguments.json:
-        arguments.json.write_text(json.dumps(report, indent=1) + "\n")
+    tell("overhead", arguments, result)
 
 
 if __name__ == "__main__":

@@ -10,15 +10,12 @@ process: only the ratios mean something on another machine.
 
 import argparse
 import json
-import os
-import platform
 import statistics
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
-from overhead import KEY, MESSAGES, config, measured, nginx, static_server
+from overhead import KEY, MESSAGES, config, measured, nginx, static_server, tell
 from support_gateway import free_port, running_gateway, running_redis  # where overhead.py has made it known
 
 POLICY = {
@@ -88,12 +85,7 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         result = compare(arguments, Path(directory))
-    parameters = {name: value for name, value in vars(arguments).items() if name != "json"}
-    machine = {"cpus": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version(), "kernel": platform.release()}
-    report = {"what": "policy cost", "date": time.strftime("%Y-%m-%d"), "machine": machine, "parameters": parameters, "result": result}
-    print(json.dumps(report, indent=1))
-    if arguments.json:
-        arguments.json.write_text(json.dumps(report, indent=1) + "\n")
+    tell("policy cost", arguments, result)
 
 
 if __name__ == "__main__":

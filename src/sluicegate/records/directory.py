@@ -333,7 +333,7 @@ def delete_tenant(connection: Connection, tenant_id: str, hidden: bool = False) 
 def change_override(connection: Connection, id: str, changes: Mapping[str, Any], now_ms: int) -> tuple[OverrideRow | None, OverrideRow | None]:
     """Other values for what is put over a tenant or key; as it was, and is. One that says nothing any more is none."""
     _raised(connection, of_tree=True)
-    before = _override(connection, id)
+    before = _there(connection, overrides, OverrideRow, id)
     after = msgspec.structs.replace(before or OverrideRow(id), **changes, set_ms=now_ms)
     connection.execute(delete(overrides).where(overrides.c.id == id))
     if after.limits is None and after.models is None and after.blocked is None:
@@ -344,23 +344,13 @@ def change_override(connection: Connection, id: str, changes: Mapping[str, Any],
 
 def remove_override(connection: Connection, id: str) -> OverrideRow:
     """Raises Missing."""
-    _raised(connection, of_tree=True)
-    before = _override(connection, id)
-    if before is None:
-        raise Missing(id)
-    connection.execute(delete(overrides).where(overrides.c.id == id))
-    return before
-
-
-def _override(connection: Connection, id: str) -> OverrideRow | None:
-    found = connection.execute(select(overrides).where(overrides.c.id == id)).first()
-    return _row(OverrideRow, found) if found is not None else None
+    return _taken_away(connection, overrides, OverrideRow, id)
 
 
 def set_price(connection: Connection, row: PriceRow) -> tuple[PriceRow | None, PriceRow]:
     """In the place of the one that there was; as it was, and is."""
     _raised(connection, of_tree=True)
-    before = _price(connection, row.id)
+    before = _there(connection, prices, PriceRow, row.id)
     connection.execute(delete(prices).where(prices.c.id == row.id))
     connection.execute(prices.insert().values(_values(row)))
     return before, row
@@ -368,17 +358,22 @@ def set_price(connection: Connection, row: PriceRow) -> tuple[PriceRow | None, P
 
 def remove_price(connection: Connection, id: str) -> PriceRow:
     """Raises Missing."""
+    return _taken_away(connection, prices, PriceRow, id)
+
+
+def _there(connection: Connection, table: Table, kind: type[T], id: str) -> T | None:
+    found = connection.execute(select(table).where(table.c.id == id)).first()
+    return _row(kind, found) if found is not None else None
+
+
+def _taken_away(connection: Connection, table: Table, kind: type[T], id: str) -> T:
+    """As it was. Raises Missing."""
     _raised(connection, of_tree=True)
-    before = _price(connection, id)
+    before = _there(connection, table, kind, id)
     if before is None:
         raise Missing(id)
-    connection.execute(delete(prices).where(prices.c.id == id))
+    connection.execute(delete(table).where(table.c.id == id))
     return before
-
-
-def _price(connection: Connection, id: str) -> PriceRow | None:
-    found = connection.execute(select(prices).where(prices.c.id == id)).first()
-    return _row(PriceRow, found) if found is not None else None
 
 
 def add_increase(connection: Connection, row: IncreaseRow, now_ms: int) -> None:
