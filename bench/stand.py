@@ -43,11 +43,18 @@ FAKETIME = "faketime/libfaketime.so.1"
 QUIET_S = 60.0
 
 
-def faketime() -> Path:
-    """Debian's libfaketime. Raises OSError that says how to get it."""
+def wrong_clock(clock_s: int) -> dict[str, str]:
+    """The environment of a process whose wall clock is wrong by so much, in C as in Python. Raises OSError where Debian's libfaketime is missing.
+
+    Its monotonic clock is left alone: timed waits of threads need the kernel's. For that, the library must be told two things, and a sleep of a thread
+    replaced (wrong_clock/sitecustomize.py). Told only not to shift that clock, it shifts the time until which a thread waits for the interpreter all
+    the same, and event loops are late; where it may shift the clock, a thread that waits for a lock with a time limit waits for ever.
+    """
     for directory in (*Path("/usr/lib").glob("*-linux-gnu"), Path("/usr/lib"), Path("/usr/local/lib")):
         if (directory / FAKETIME).exists():
-            return directory / FAKETIME
+            alone = {"FAKETIME_DONT_FAKE_MONOTONIC": "1", "DONT_FAKE_MONOTONIC": "1", "FAKETIME_FORCE_MONOTONIC_FIX": "0"}
+            ours = os.pathsep.join([str(Path(__file__).parent / "wrong_clock"), *filter(None, [os.environ.get("PYTHONPATH")])])
+            return {"LD_PRELOAD": str(directory / FAKETIME), "FAKETIME": f"{clock_s:+d}s", "PYTHONPATH": ours, **alone}
     raise OSError("libfaketime is needed for clocks that differ (Debian: libfaketime)")
 
 
@@ -250,9 +257,7 @@ class Replica(_Process):
         self.link: Link | None = None
         self._env: dict[str, str] = {}
         if clock_s:
-            # The monotonic clock is moved by the same constant, which no difference shows. Told to leave it alone, the library makes every sleep of
-            # a thread fail, and lets threads wait for each other by a clock that the kernel does not have.
-            self._env = {"LD_PRELOAD": str(faketime()), "FAKETIME": f"{clock_s:+d}s"}
+            self._env = wrong_clock(clock_s)
 
     @property
     def pid(self) -> int:
