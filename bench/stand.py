@@ -46,7 +46,7 @@ QUIET_S = 60.0
 def wrong_clock(clock_s: int) -> dict[str, str]:
     """The environment of a process whose wall clock is wrong by so much, in C as in Python. Raises OSError where Debian's libfaketime is missing.
 
-    Its monotonic clock is left alone: timed waits of threads need the kernel's. For that, the library must be told two things, and a thread's sleep be
+    Its monotonic clock is left alone: timed waits of threads need the kernel's. For that, the library is told two things, and a thread's sleep is
     replaced (wrong_clock/sitecustomize.py). Told only not to shift that clock, it shifts the time until which a thread waits for the interpreter all
     the same, and event loops are late; where it may shift the clock, a thread that waits for a lock with a time limit waits for ever.
     """
