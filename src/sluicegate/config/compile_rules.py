@@ -5,7 +5,7 @@ from typing import Any
 
 from sluicegate.config import schema_rules
 from sluicegate.config.fields import Path
-from sluicegate.core import content_rules
+from sluicegate.core import content_rules, efforts
 from sluicegate.core.content_rules import ContentRules, Rules
 from sluicegate.core.patterns import BadPattern, parse
 from sluicegate.core.phrases import Phrases
@@ -32,7 +32,7 @@ def compiled(above: ContentRules | None, written: schema_rules.Rules, scope: str
     for name, value in force.items():
         if content_rules.conflict(above, name, value):
             wrong.append((("force", name), f"is forced to be {above.force[name] if above is not None else ''!r} above; it cannot be anything else"))
-    ceilings = written.ceilings.given
+    ceilings = efforts.both(written.ceilings.given)
     for name, value in force.items():
         most = min([of[name] for of in (ceilings, above.ceilings if above is not None else {}) if name in of], default=value)
         if value > most:

@@ -7,6 +7,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from sluicegate.config.fields import FromEnv, OnOff, Size, Whole
 from sluicegate.config.section import Section
+from sluicegate.core.efforts import LEAST, Effort
 from sluicegate.core.phrases import Phrase
 
 CAP = "max_output"
@@ -29,6 +30,13 @@ def _at_least_a_byte(value: int) -> int:
     return value
 
 
+def _nothing_or_enough(value: int) -> int:
+    if 0 < value < LEAST:
+        raise ValueError(f"must be 0, which is no thinking, or at least {LEAST:,} tokens")
+    return value
+
+
+Words = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]  # of Effort
 Number = Annotated[float, BeforeValidator(_number)]
 
 
@@ -48,8 +56,8 @@ class Banned(Section):
         return Phrase(self.name, self.pattern, self.action, on_input, on_output, self.words, self.mask, scope)
 
 
-class Ceilings(Section):
-    """`ceilings:`"""
+class _Parameters(Section):
+    """What both `force:` and `ceilings:` have."""
 
     max_output: Whole | None = Field(default=None, ge=1, le=10**7)
     max_tokens: Whole | None = Field(default=None, ge=1, le=10**7)
@@ -62,6 +70,7 @@ class Ceilings(Section):
     frequency_penalty: Number | None = Field(default=None, ge=-2, le=2)
     n: Whole | None = Field(default=None, ge=1, le=128)
     top_logprobs: Whole | None = Field(default=None, ge=0, le=20)
+    reasoning_effort: Annotated[Words, AfterValidator(Effort)] | None = None
 
     @property
     def given(self) -> dict[str, Any]:
@@ -76,7 +85,13 @@ class Ceilings(Section):
         return [name for name in (CAP, *CAPS) if getattr(self, name) is not None]
 
 
-class Force(Ceilings):
+class Ceilings(_Parameters):
+    """`ceilings:`"""
+
+    thinking_budget: Annotated[Whole, AfterValidator(_nothing_or_enough)] | None = Field(default=None, ge=0, le=10**7)
+
+
+class Force(_Parameters):
     """`force:`"""
 
     seed: Whole | None = Field(default=None, ge=-(2**53), le=2**53)
@@ -84,7 +99,6 @@ class Force(Ceilings):
     store: OnOff | None = None
     parallel_tool_calls: OnOff | None = None
     service_tier: str | None = Field(default=None, pattern=r"^[a-z0-9_-]{1,40}$")
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
 
 
 class Rules(Section):

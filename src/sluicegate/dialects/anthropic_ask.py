@@ -5,8 +5,9 @@ What the API refuses is not sent to it (https://docs.anthropic.com/en/api/messag
 - Instructions, wherever they stood, are `system`, which has no place among turns at most models. Turns of one role that follow each other are one, in
   which the results of tools come first. Texts of nothing but white space are left out, as is white space at the end of a last turn of the assistant.
 - Thinking is sent back where it has a proof, and only to the model that gave it.
-- How much to think is a budget for models up to 4.5 and those of other vendors; later models take an effort, and decide themselves. The budget stays
-  below the cap, and there is none where a turn of a tool loop does not begin with thinking, or a call is demanded.
+- How much to think is a budget for models up to 4.5 and those of other vendors; later models take an effort, and decide themselves: a budget becomes
+  the effort that it is enough for, since without one they take "high". A budget stays below the cap, and there is none where a turn of a tool loop
+  does not begin with thinking, or a call is demanded.
 - A temperature is at most 1, and stands in for `top_p` where both are given; models from 4.7 on take neither.
 - A schema for the answer goes into `output_config.format`. JSON of any kind cannot be asked for.
 """
@@ -19,6 +20,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
+from sluicegate.core.efforts import BUDGETS, LEAST, Effort, effort_for
 from sluicegate.dialects.content import (
     Document,
     Image,
@@ -38,8 +40,7 @@ from sluicegate.dialects.form import BadRequest, Request, Target
 from sluicegate.dialects.openai_body import loosely
 from sluicegate.dialects.openai_request import as_known
 
-BUDGET_MIN = 1024  # that the API takes
-_BUDGETS = {"minimal": BUDGET_MIN, "low": BUDGET_MIN, "medium": 8192, "high": 24_576, "xhigh": 32_768}
+_BUDGETS = {effort.value: BUDGETS.get(effort, BUDGETS[Effort.XHIGH]) for effort in Effort}
 _EFFORTS = {"minimal": "low"}
 # A model's version, in its own name and in those that other vendors give it.
 _VERSION = re.compile(r"claude-(?:[a-z]+-)?(\d+)(?:[-.](\d{1,2})(?!\d))?")
@@ -216,12 +217,13 @@ def _think(fields: dict[str, Any], prompt: Prompt, version: tuple[int, int] | No
         return
     if version is not None and version >= (4, 6):
         fields["thinking"] = {"type": "adaptive"}
+        effort = effort or (effort_for(max(prompt.thinking_budget, LEAST)).value if prompt.thinking_budget else "")
         if effort:
             fields.setdefault("output_config", {})["effort"] = _EFFORTS.get(effort, "high" if version < (4, 7) and effort == "xhigh" else effort)
         return
     budget = min(prompt.thinking_budget or _BUDGETS.get(effort, _BUDGETS["medium"]), cap - 1)
     demanded = prompt.tool_choice is not None and prompt.tool_choice.kind in ("any", "tool")
-    if budget < BUDGET_MIN or demanded or (version is not None and version < (3, 7)) or _in_a_loop_without(fields["messages"]):
+    if budget < LEAST or demanded or (version is not None and version < (3, 7)) or _in_a_loop_without(fields["messages"]):
         prompt.left_out.append("thinking")
     else:
         fields["thinking"] = {"type": "enabled", "budget_tokens": budget}

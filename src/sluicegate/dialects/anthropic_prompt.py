@@ -5,7 +5,7 @@ no way to say raises `Inexpressible` with the path of the field: files by their 
 
 - `system` is the first message; one in the middle of the conversation stays where it stood.
 - A search result is a text: its title, where it is from, and what it says. Citations are not asked for, and are left out of earlier answers.
-- The effort "max", which only Anthropic has, is the highest that others have. Thinking without a proof has none here either.
+- The effort "max", which few models of others take, is "xhigh". Thinking without a proof has none here either.
 - Fields that nobody here knows are left out and named, unless they make the provider fetch input.
 """
 

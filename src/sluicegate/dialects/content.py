@@ -141,7 +141,7 @@ class Prompt(Struct):
     frequency_penalty: float | None = None
     thinking_budget: int | None = None  # tokens; None: none was given
     thinking: Literal["", "on", "off", "adaptive"] = ""
-    effort: str = ""  # none, minimal, low, medium, high, xhigh; "" = not said
+    effort: str = ""  # none, minimal, low, medium, high, xhigh, max; "" = not said
     user: str = ""
     left_out: list[str] = []  # fields that only tune, and that the provider's dialect has no place for
 

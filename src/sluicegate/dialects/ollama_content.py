@@ -39,7 +39,9 @@ from sluicegate.dialects.content import (
 from sluicegate.dialects.form import BadRequest, Event, Request, Target
 from sluicegate.dialects.ollama import Body, Call, arguments_of, finish_of, read_body
 
-_EFFORTS: dict[str, bool | str] = {"none": False, "minimal": "low", "low": "low", "medium": "medium", "high": "high", "xhigh": "max"}
+_EFFORTS: dict[str, bool | str] = {
+    "none": False, "minimal": "low", "low": "low", "medium": "medium", "high": "high", "xhigh": "max", "max": "max",
+}  # fmt: skip
 _NO_ARGUMENTS = Raw(b'{"type":"object","properties":{}}')
 
 _decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode

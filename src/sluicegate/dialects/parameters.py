@@ -1,8 +1,9 @@
 """Parameters of requests by common names, and how each dialect calls them: what content rules force and put ceilings on.
 
 A parameter that a dialect does not have is left alone there. `max_output` is the cap, under whichever names a client gives it; `n` is the number of
-answers, under the names of vendors too; how hard a model thinks is said in many ways. What is forced is said once, and its other spellings are taken
-out. Changes only fields that are not as they must be, and says which.
+answers, under the names of vendors too; how hard a model thinks is said in many ways (efforts.py). What is forced is said once, and its other
+spellings are taken out; a ceiling holds for all of them, in `extra_body` too, which some providers read as if it were the body. Changes only fields
+that are not as they must be, and says which.
 """
 
 from collections.abc import Mapping
@@ -11,6 +12,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
+from sluicegate.dialects import efforts
 from sluicegate.dialects.openai_request import CAPS
 
 _COMMON = ("temperature", "top_p", "top_k", "presence_penalty", "frequency_penalty", "seed", "stop", "n", "max_output", "service_tier")
@@ -30,18 +32,22 @@ _NAMES = {  # where a dialect has a name of its own; of a field inside another, 
 }
 _CAP = ("max_tokens",)
 _ANSWERS = ("n", "best_of", "n_cmpl")
+_NESTED = "extra_body"  # may have the same fields; caps and numbers of answers are refused there (openai_request.py)
+_SAMPLING = frozenset(("temperature", "top_p", "top_k", "presence_penalty", "frequency_penalty", "seed", "stop", "top_logprobs", "service_tier"))
+_TEMPLATE = tuple(("chat_template_kwargs", name) for name in ("enable_thinking", "thinking", "thinking_budget", "reasoning_effort"))
 _OTHERS = {  # other spellings of what is forced, as paths; whichever is the dialect's own is none
     "max_output": tuple((name,) for name in CAPS),
     "n": tuple((name,) for name in _ANSWERS),
     "seed": (("random_seed",),),
     "reasoning_effort": (
         ("reasoning_effort",), ("reasoning", "effort"), ("reasoning", "max_tokens"), ("reasoning", "enabled"), ("thinking",), ("thinking_budget",),
-        ("enable_thinking",), ("output_config", "effort"), ("chat_template_kwargs", "enable_thinking"), ("chat_template_kwargs", "thinking"),
-        ("chat_template_kwargs", "thinking_budget"), ("chat_template_kwargs", "reasoning_effort"), ("extra_body", "google", "thinking_config"),
-        ("extra_body", "reasoning_effort"), ("extra_body", "reasoning"), ("extra_body", "thinking"),
+        ("enable_thinking",), ("output_config", "effort"), *_TEMPLATE, ("google", "thinking_config"), (_NESTED, "google", "thinking_config"),
+        (_NESTED, "reasoning_effort"), (_NESTED, "reasoning"), (_NESTED, "thinking"), (_NESTED, "thinking_budget"), (_NESTED, "enable_thinking"),
+        *((_NESTED, *path) for path in _TEMPLATE),
     ),
 }  # fmt: skip
-_UNLESS_SAID = {"temperature": 1.0, "top_p": 1.0}  # what providers take
+_UNLESS_SAID = {"temperature": 1.0, "top_p": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}  # what providers take
+_EFFORT = "reasoning_effort"
 
 _decode = msgspec.json.Decoder().decode
 _encode = msgspec.json.Encoder().encode
@@ -54,17 +60,21 @@ def changed(dialect: str, fields: dict[str, Any], force: Mapping[str, Any], ceil
     names: dict[str, None] = {}
     for name, value in force.items():
         if name in known:
-            limited = min(value, ceilings[name]) if name in ceilings else value
+            limited = min(ceilings[name], value) if name in ceilings else value
             names.update(dict.fromkeys(_forced(dialect, fields, name, limited)))
     for name, most in ceilings.items():
-        if name in known:
+        if name in known and name != _EFFORT:
             names.update(dict.fromkeys(_lowered(dialect, fields, name, most)))
+    on_thinking = efforts.ceilings_of(ceilings) if _EFFORT in known else None
+    if on_thinking is not None:
+        names.update(dict.fromkeys(efforts.lowered(dialect, fields, *on_thinking)))
     return list(names)
 
 
 def _forced(dialect: str, fields: dict[str, Any], name: str, value: Any) -> list[str]:
     path = _NAMES.get((dialect, name), _CAP if name == "max_output" else (name,))
-    others = [".".join(other) for other in _OTHERS.get(name, ()) if other != path and _taken_out(dialect, fields, other)]
+    spelled = _OTHERS.get(name, ()) + (((_NESTED, path[0]),) if name in _SAMPLING else ())
+    others = [".".join(other) for other in spelled if other != path and _taken_out(dialect, fields, other)]
     if len(path) == 1:
         if _value(fields, path[0]) == (list(value) if isinstance(value, tuple) else value):
             return others
@@ -106,13 +116,26 @@ def _has_budget(thinking: bytes) -> bool:
 def _lowered(dialect: str, fields: dict[str, Any], name: str, most: Any) -> list[str]:
     own = _NAMES.get((dialect, name), _CAP if name == "max_output" else (name,))[0]
     said = [(field, _value(fields, field)) for field in (CAPS if name == "max_output" else _ANSWERS if name == "n" else (own,))]
-    given = [(field, value) for field, value in said if isinstance(value, int | float) and not (name == "max_output" and not value)]
-    above = [field for field, value in given if value > most]
+    given = [(field, value) for field, value in said if value is not None and not (name == "max_output" and not value)]
+    above = [field for field, value in given if _is_above(name, value, most)]
     if not given and (name == "max_output" or _UNLESS_SAID.get(name, most) > most):
         above = [own]
     for field in above:
         fields[field] = Raw(_encode(most))
+    if name in _SAMPLING and bytes(fields.get(_NESTED, b""))[:1] == b"{":
+        members: dict[str, Any] = _decode_fields(fields[_NESTED])
+        value = _value(members, own)
+        if value is not None and _is_above(name, value, most):
+            fields[_NESTED] = Raw(_encode(members | {own: most}))
+            above.append(f"{_NESTED}.{own}")
     return above
+
+
+def _is_above(name: str, value: Any, most: Any) -> bool:
+    """What is no number may be any, and of the most likely tokens none or less are all."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return True
+    return bool(value > most) or (name == "top_k" and value <= 0)
 
 
 def _value(fields: Mapping[str, Any], name: str) -> Any:

@@ -41,6 +41,14 @@ def test_rules_come_down_the_tree(limits: str) -> None:
     assert keys("{}")["acme/@k"].rules is None
 
 
+def test_ceilings_on_thinking_come_down_by_their_order() -> None:
+    """The lowest counts, by what the words mean; a budget and a word bind each other."""
+    found = keys("{ceilings: {reasoning_effort: high}}", "{ceilings: {thinking_budget: 9000}}", "{ceilings: {reasoning_effort: xhigh}}")
+    assert found["acme/@k"].rules.ceilings == {"reasoning_effort": "medium", "thinking_budget": 9000}
+    assert found["other/@k"].rules.ceilings == {"reasoning_effort": "high", "thinking_budget": 24_576}
+    assert keys("{ceilings: {reasoning_effort: max}}")["acme/@k"].rules.ceilings == {"reasoning_effort": "max"}
+
+
 def test_a_key_without_rules_of_its_own_shares_its_tenants() -> None:
     """They are compiled once."""
     found = keys("{banned: [{name: a, pattern: b}]}")
@@ -88,6 +96,11 @@ def test_every_parameter_can_be_forced() -> None:
         ("{max_input: 0}", "rules.max_input"),
         ("{force: {n: 5}, ceilings: {n: 2}}", "rules.force.n: is above its ceiling, 2"),
         ("{force: {max_tokens: 5}, ceilings: {max_output: 2}}", "rules.force.max_output: is above its ceiling, 2"),
+        ("{ceilings: {reasoning_effort: lots}}", "rules.ceilings.reasoning_effort"),
+        ("{ceilings: {thinking_budget: 100}}", "rules.ceilings.thinking_budget: must be 0, which is no thinking, or at least 1,024 tokens"),
+        ("{force: {thinking_budget: 2000}}", "rules.force.thinking_budget: unknown field"),
+        ("{force: {reasoning_effort: xhigh}, ceilings: {reasoning_effort: low}}", "rules.force.reasoning_effort: is above its ceiling, low"),
+        ("{force: {reasoning_effort: high}, ceilings: {thinking_budget: 2000}}", "rules.force.reasoning_effort: is above its ceiling, low"),
         ("{max_input: lots}", "rules.max_input"),
         ("{disclaimers: x}", "rules.disclaimers: unknown field; did you mean 'disclaimer'?"),
     ],

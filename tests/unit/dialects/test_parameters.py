@@ -6,7 +6,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from sluicegate.core.efforts import Effort, both
+from sluicegate.dialects.form import Target
 from sluicegate.dialects.parameters import changed
+from sluicegate.dialects.registry import between
+from support_ruled import MODULES
 
 
 def applied(dialect: str, body: dict[str, Any], force: dict[str, Any], ceilings: dict[str, Any]) -> tuple[list[str], Any]:
@@ -125,3 +129,197 @@ def test_what_is_above_its_ceiling_is_lowered(
 def test_what_is_forced_is_under_its_ceiling_too() -> None:
     """A scope below may lower what is forced above."""
     assert applied("openai_chat", {"temperature": 0.3}, {"temperature": 0.8}, {"temperature": 0.3}) == ([], {"temperature": 0.3})
+
+
+# -- how hard a model thinks --------------------------------------------------------------------------------------------------------------
+
+LOW, NOTHING = {"reasoning_effort": "low", "thinking_budget": 1024}, {"reasoning_effort": "none", "thinking_budget": 0}
+BIG = {"type": "enabled", "budget_tokens": 30_000}
+
+
+@pytest.mark.parametrize(
+    ("dialect", "body", "told", "names"),
+    [
+        ("openai_chat", {"reasoning_effort": "max"}, {"reasoning_effort": "low"}, ["reasoning_effort"]),
+        ("openai_chat", {"reasoning_effort": "minimal"}, {"reasoning_effort": "minimal"}, []),
+        ("openai_chat", {"reasoning_effort": "LOW"}, {"reasoning_effort": "LOW"}, []),
+        ("openai_chat", {"reasoning_effort": "ultra"}, {"reasoning_effort": "low"}, ["reasoning_effort"]),
+        ("openai_chat", {"reasoning_effort": 7}, {"reasoning_effort": "low"}, ["reasoning_effort"]),
+        ("openai_chat", {"reasoning_effort": None}, {"reasoning_effort": None}, []),
+        ("openai_chat", {}, {}, []),
+        ("openai_chat", {"reasoning": "high"}, {"reasoning": "low"}, ["reasoning"]),
+        (
+            "openai_chat",
+            {"reasoning": {"effort": "xhigh", "max_tokens": 9000, "exclude": True}},
+            {"reasoning": {"effort": "low", "max_tokens": 1024, "exclude": True}},
+            ["reasoning.effort", "reasoning.max_tokens"],
+        ),
+        ("openai_chat", {"thinking": BIG}, {"thinking": {"type": "enabled", "budget_tokens": 1024}}, ["thinking.budget_tokens"]),
+        ("openai_chat", {"thinking_budget": -1}, {"thinking_budget": 1024}, ["thinking_budget"]),
+        ("openai_chat", {"thinking_budget": "99999"}, {"thinking_budget": 1024}, ["thinking_budget"]),
+        (
+            "openai_chat",
+            {"extra_body": {"google": {"thinking_config": {"thinking_budget": -1, "include_thoughts": True}, "a": 1}}},
+            {"extra_body": {"google": {"thinking_config": {"thinking_budget": 1024, "include_thoughts": True}, "a": 1}}},
+            ["extra_body.google.thinking_config.thinking_budget"],
+        ),
+        (
+            "openai_chat",
+            {"google": {"thinkingConfig": {"thinkingLevel": "HIGH"}}, "generationConfig": {"thinkingConfig": {"thinkingBudget": 9999}}},
+            {"google": {"thinkingConfig": {"thinkingLevel": "low"}}, "generationConfig": {"thinkingConfig": {"thinkingBudget": 1024}}},
+            ["google.thinkingConfig.thinkingLevel", "generationConfig.thinkingConfig.thinkingBudget"],
+        ),
+        (
+            "openai_chat",
+            {"chat_template_kwargs": {"reasoning_effort": "high", "thinking_budget": 5000, "x": "high"}, "extra_body": {"thinking": BIG}},
+            {
+                "chat_template_kwargs": {"reasoning_effort": "low", "thinking_budget": 1024, "x": "high"},
+                "extra_body": {"thinking": {"type": "enabled", "budget_tokens": 1024}},
+            },
+            ["chat_template_kwargs.reasoning_effort", "chat_template_kwargs.thinking_budget", "extra_body.thinking.budget_tokens"],
+        ),
+        (
+            "openai_responses",
+            {"reasoning": {"effort": "high", "summary": "auto"}},
+            {"reasoning": {"effort": "low", "summary": "auto"}},
+            ["reasoning.effort"],
+        ),
+        (
+            "anthropic_messages",
+            {"output_config": {"effort": "max", "format": {}}, "thinking": BIG},
+            {"output_config": {"effort": "low", "format": {}}, "thinking": {"type": "enabled", "budget_tokens": 1024}},
+            ["output_config.effort", "thinking.budget_tokens"],
+        ),
+        ("openai_completions", {"reasoning_effort": "high"}, {"reasoning_effort": "high"}, []),
+    ],
+)
+def test_thinking_is_lowered_whoever_names_it(dialect: str, body: dict[str, Any], told: dict[str, Any], names: list[str]) -> None:
+    """Words by their order, numbers by theirs, as much as a model likes and what is not known as above all; in objects of any vendor."""
+    assert applied(dialect, body, {}, LOW) == (names, told)
+
+
+@pytest.mark.parametrize(
+    ("dialect", "body", "told", "names"),
+    [
+        ("openai_chat", {"thinking": {"type": "enabled"}}, {"thinking": {"type": "enabled"}, "reasoning_effort": "low"}, ["reasoning_effort"]),
+        ("openai_chat", {"thinking": True}, {"thinking": True, "reasoning_effort": "low"}, ["reasoning_effort"]),
+        ("openai_chat", {"reasoning": {"enabled": True}}, {"reasoning": {"enabled": True, "effort": "low"}}, ["reasoning.effort"]),
+        (
+            "openai_chat",
+            {"thinking": {"type": "adaptive"}, "reasoning_effort": "minimal"},
+            {"thinking": {"type": "adaptive"}, "reasoning_effort": "minimal"},
+            [],
+        ),
+        ("openai_chat", {"reasoning": {"exclude": True}, "thinking": False}, {"reasoning": {"exclude": True}, "thinking": False}, []),
+        ("openai_chat", {"enable_thinking": True}, {"enable_thinking": True, "thinking_budget": 1024}, ["thinking_budget"]),
+        ("openai_chat", {"enable_thinking": True, "thinking_budget": 5}, {"enable_thinking": True, "thinking_budget": 5}, []),
+        (
+            "openai_chat",
+            {"extra_body": {"google": {"thinking_config": {"include_thoughts": True}}}},
+            {"extra_body": {"google": {"thinking_config": {"include_thoughts": True, "thinking_budget": 1024}}}},
+            ["extra_body.google.thinking_config.thinking_budget"],
+        ),
+        ("openai_responses", {"reasoning": True}, {"reasoning": {"effort": "low"}}, ["reasoning.effort"]),
+        (
+            "anthropic_messages",
+            {"thinking": {"type": "adaptive"}},
+            {"thinking": {"type": "adaptive"}, "output_config": {"effort": "low"}},
+            ["output_config.effort"],
+        ),
+        ("anthropic_messages", {"thinking": {"type": "disabled"}}, {"thinking": {"type": "disabled"}}, []),
+    ],
+)
+def test_thinking_without_a_size_gets_the_ceiling(dialect: str, body: dict[str, Any], told: dict[str, Any], names: list[str]) -> None:
+    """Where it is turned on, and only there: what a model does that is told nothing is not known."""
+    assert applied(dialect, body, {}, LOW) == (names, told)
+
+
+@pytest.mark.parametrize(
+    ("dialect", "body", "told"),
+    [
+        ("openai_chat", {"reasoning_effort": "low"}, {"reasoning_effort": "none"}),
+        ("openai_chat", {"thinking": BIG}, {"thinking": {"type": "disabled"}}),
+        ("openai_chat", {"reasoning": {"enabled": True, "max_tokens": 9}}, {"reasoning": {"enabled": False}}),
+        ("openai_chat", {"reasoning": {"max_tokens": 9}, "thinking": True}, {"reasoning": {}, "thinking": False}),
+        ("openai_chat", {"enable_thinking": True, "thinking_budget": 9}, {"enable_thinking": False, "thinking_budget": 0}),
+        ("openai_chat", {"chat_template_kwargs": {"enable_thinking": True}}, {"chat_template_kwargs": {"enable_thinking": False}}),
+        ("anthropic_messages", {"thinking": BIG}, {"thinking": {"type": "disabled"}}),
+        (
+            "anthropic_messages",
+            {"thinking": {"type": "adaptive"}, "output_config": {"effort": "high"}},
+            {"thinking": {"type": "disabled"}, "output_config": {"effort": "low"}},
+        ),
+    ],
+)
+def test_no_thinking_is_a_ceiling_too(dialect: str, body: dict[str, Any], told: dict[str, Any]) -> None:
+    """What turns it on turns it off; a budget that has to be more than nothing goes."""
+    assert applied(dialect, body, {}, NOTHING)[1] == told
+
+
+def test_high_ceilings_leave_what_is_below_them() -> None:
+    """A ceiling of `high` puts nothing in where that is what providers take; a budget alone leaves words to the one that it is enough for."""
+    for dialect, body in (("anthropic_messages", {"thinking": {"type": "adaptive"}}), ("openai_chat", {"thinking": True, "reasoning": "high"})):
+        assert applied(dialect, body, {}, {"reasoning_effort": "high", "thinking_budget": 24_576}) == ([], body)
+    assert applied("openai_chat", {"reasoning_effort": "odd", "thinking_budget": 9}, {}, {"reasoning_effort": "max"})[0] == []
+
+
+def test_an_effort_that_is_forced_is_under_its_ceiling() -> None:
+    """By the order of the words, not of letters."""
+    assert applied("openai_chat", {}, {"reasoning_effort": Effort.XHIGH}, {"reasoning_effort": Effort.LOW})[1] == {"reasoning_effort": "low"}
+    assert applied("openai_chat", {}, {"reasoning_effort": Effort.LOW}, {"reasoning_effort": Effort.MAX})[1] == {"reasoning_effort": "low"}
+
+
+def test_ceilings_hold_inside_of_extra_body() -> None:
+    """Some providers read it as if it were the body; what is forced is taken out there."""
+    body = {"temperature": 0.5, "extra_body": {"temperature": 2, "top_k": 9, "a": 1}}
+    names, told = applied("openai_chat", body, {}, {"temperature": 1.0, "top_k": 20})
+    assert (names, told["extra_body"]) == (["extra_body.temperature"], {"temperature": 1.0, "top_k": 9, "a": 1})
+    names, told = applied("openai_chat", body, {"temperature": 0.5}, {})
+    assert (names, told) == (["extra_body.temperature"], {"temperature": 0.5, "extra_body": {"top_k": 9, "a": 1}})
+
+
+@pytest.mark.parametrize(("said", "told"), [(0, 40), (-1, 40), ("50", 40), (True, 40), (7, 7), (None, None)])
+def test_all_of_the_most_likely_tokens_are_above_every_ceiling(said: Any, told: Any) -> None:
+    """As many as there are is what 0 and -1 mean; what is no number may be any."""
+    assert applied("openai_chat", {"top_k": said}, {}, {"top_k": 40})[1] == {"top_k": told}
+
+
+def sent(client: str, provider: str, model: str, ceilings: dict[str, Any], **body: Any) -> Any:
+    """The body that a provider of another dialect gets of a client's request under ceilings."""
+    dialect: Any = MODULES[client]
+    base = {"openai_responses": {"input": "hi"}}.get(client, {"messages": [{"role": "user", "content": "hi"}]})
+    fields = msgspec.json.decode(json.dumps({"model": "m", "max_tokens": 60_000, **base, **body}).encode(), type=dict[str, msgspec.Raw])
+    changed(client, fields, {}, ceilings)
+    request = dialect.read_request(msgspec.json.encode(fields))
+    return json.loads(between(client, provider, request, "r", 1).write_request(request, Target(model, 60_000, "max_tokens", True)))
+
+
+OLD, NEW = "claude-sonnet-4-5", "claude-opus-4-7"
+
+
+@pytest.mark.parametrize(
+    ("client", "body"),
+    [
+        ("openai_chat", {"reasoning_effort": "high"}),
+        ("openai_chat", {"thinking": BIG}),
+        ("openai_chat", {"thinking": True}),
+        ("openai_chat", {"thinking": {"type": "enabled"}}),
+        ("openai_chat", {"reasoning": {"max_tokens": 30_000}}),
+        ("openai_chat", {"reasoning": {"enabled": True}}),
+        ("openai_chat", {"thinking": {"type": "adaptive"}, "chat_template_kwargs": {"thinking_budget": 5}}),
+        ("openai_responses", {"reasoning": {"effort": "max"}}),
+        ("openai_responses", {"thinking": BIG}),
+    ],
+)
+def test_a_ceiling_on_thinking_holds_in_other_dialects(client: str, body: dict[str, Any]) -> None:
+    """A budget at models that take one, an effort at later ones: never the provider's own default."""
+    for ceilings in ({"reasoning_effort": Effort.LOW}, {"thinking_budget": 1_500}):
+        told = both(ceilings)
+        assert sent(client, "anthropic_messages", OLD, told, **body)["thinking"]["budget_tokens"] <= told["thinking_budget"]
+        assert sent(client, "anthropic_messages", NEW, told, **body)["output_config"]["effort"] == "low"
+
+
+@pytest.mark.parametrize("body", [{"output_config": {"effort": "max"}}, {"thinking": {"type": "adaptive"}}])
+def test_a_ceiling_on_thinking_of_messages_holds_at_chats(body: dict[str, Any]) -> None:
+    """Where the client says that the model is to think."""
+    assert sent("anthropic_messages", "openai_chat", "gpt-5", both({"reasoning_effort": Effort.LOW}), **body)["reasoning_effort"] == "low"
