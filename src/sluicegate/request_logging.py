@@ -65,8 +65,8 @@ class RequestLogging:
 
         file = LogFile(settings.requests.to, Rotation(rotate.size_bytes, rotate.keep, rotate.gzip), on_state, state=self._state.state)
         self._file = file
-        rules = rules_of(settings.patterns if settings.prompts == "redacted" else ())
-        return RequestLog(file, settings.prompts, rules, loop, self._clock)
+        masks = rules_of(settings.patterns if settings.prompts == "redacted" else ())
+        return RequestLog(file, settings.prompts, masks, loop, self._clock)
 
     def _say(self, file: LogFile, state: str, reason: str) -> None:
         if file is self._file:  # not one that was given up, which still writes what waits

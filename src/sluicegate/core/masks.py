@@ -15,7 +15,7 @@ from base64 import b64encode
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
-from sluicegate.core.matching import Rest, Rule, masked, run_of, whole
+from sluicegate.core.matching import Masks, Rest, Rule, masked, run_of, whole
 
 Headers = Iterable[tuple[bytes, bytes]]
 
@@ -42,20 +42,38 @@ _ECHOED = rf"{_KEY}.%+/=~*…•"  # as error texts write them
 _VENDORS = ("gsk_", "xai-", "hf_", "r8_", "pplx-", "nvapi-", "fw_", "tgp_", "csk-", "sk_live_", "rk_live_", "pk_live_", "sk_test_")
 
 
-def _rule(name: str, pattern: str, signs: Sequence[str], rest: Rest | None = None) -> Rule:
-    return Rule(name, re.compile(pattern), tuple(signs), whole if rest is not None else None, rest)
+Clues = tuple[tuple[str, str], ...]
+
+
+def _rule(name: str, pattern: str, signs: Sequence[str], rest: Rest | None = None, clues: Clues = ()) -> Rule:
+    return Rule(name, re.compile(pattern), tuple(signs), whole if rest is not None else None, rest, clues=clues)
+
+
+DIGIT = "[0-9](?<![0-9][0-9])"  # an anchor: the first of a number
 
 
 def _keys(least: int, characters: str, google: int, before: str = "A-Za-z0-9_") -> list[Rule]:
     """What is called a key: ours, OpenAI's and Anthropic's (`sk-`), Google's, GitHub's, and those of other providers."""
-    rest = run_of(characters)
+    rest, more = run_of(characters), rf"(?=[{characters}]{{{least}}})"
+    vendors = ("-", "(?<=ai-|lx-|pi-|sk-)" + more), ("_", "(?<=sk_|hf_|r8_|fw_|gp_|ve_|st_)" + more)  # by the last three characters of each
     return [
-        _rule("API_KEY", begins("sk-", before) + rf"[{characters}]{{{least}}}", ["sk-"], rest),
-        _rule("API_KEY", begins("AIza", before) + rf"[{characters}]{{{google}}}", ["AIza"], rest),
-        _rule("API_KEY", begins("ya29.", before) + rf"[{characters}]{{{google}}}", ["ya29."], rest),
-        _rule("API_KEY", rf"gh(?<![A-Za-z0-9_]gh)[opsur]_[A-Za-z0-9]{{{least},255}}", ["ghp_", "gho_", "ghs_", "ghu_", "ghr_"]),
-        _rule("API_KEY", begins("github_pat_") + rf"[A-Za-z0-9_]{{{least},255}}", ["github_pat_"]),
-        _rule("API_KEY", rf"(?<![A-Za-z0-9_])(?:{'|'.join(_VENDORS)})(?:[A-Za-z0-9]{{1,8}}[-_]){{0,2}}[A-Za-z0-9]{{16}}", _VENDORS, rest),
+        _rule("API_KEY", begins("sk-", before) + rf"[{characters}]{{{least}}}", ["sk-"], rest, (("-", "(?<=sk-)" + more),)),
+        _rule("API_KEY", begins("AIza", before) + rf"[{characters}]{{{google}}}", ["AIza"], rest, (("I", "(?<=AI)(?=za)"),)),
+        _rule("API_KEY", begins("ya29.", before) + rf"[{characters}]{{{google}}}", ["ya29."], rest, ((DIGIT, r"(?<=ya2)(?=9\.)"),)),
+        _rule(
+            "API_KEY",
+            rf"gh(?<![A-Za-z0-9_]gh)[opsur]_[A-Za-z0-9]{{{least},255}}",
+            ["ghp_", "gho_", "ghs_", "ghu_", "ghr_"],
+            clues=(("_", "(?<=gh[opsur]_)" + more),),
+        ),
+        _rule("API_KEY", begins("github_pat_") + rf"[A-Za-z0-9_]{{{least},255}}", ["github_pat_"], clues=(("_", "(?<=at_)" + more),)),
+        _rule(
+            "API_KEY",
+            rf"(?<![A-Za-z0-9_])(?:{'|'.join(_VENDORS)})(?:[A-Za-z0-9]{{1,8}}[-_]){{0,2}}[A-Za-z0-9]{{16}}",
+            _VENDORS,
+            rest,
+            vendors,
+        ),
     ]
 
 
@@ -70,10 +88,20 @@ def _group(found: "re.Match[str]") -> tuple[int, int]:
     return found.span(1)
 
 
+_AWS_CLUES = (("I", r"(?<=A[KS]I)(?=A[A-Z0-9]{16})"),)
 _AWS = [
-    Rule("AWS_KEY", re.compile(rf"A(?<![A-Za-z0-9_]A)(?<![A-Z]\]A)[KS]IA[A-Z0-9]{{16}}{ENDS}"), ("AKIA", "ASIA")),
-    Rule("AWS_KEY", re.compile(rf"A(?<![A-Za-z0-9_]A)[KS]IA[A-Z0-9]{{16}}[^A-Za-z0-9/+]{{1,12}}({_AWS_SECRET})"), ("AKIA", "ASIA"), _group),
-    *(Rule("AWS_KEY", re.compile(rf"{name}{_SET}({_AWS_SECRET})"), (name[:5],), _group) for name in _AWS_NAMES),
+    Rule("AWS_KEY", re.compile(rf"A(?<![A-Za-z0-9_]A)(?<![A-Z]\]A)[KS]IA[A-Z0-9]{{16}}{ENDS}"), ("AKIA", "ASIA"), clues=_AWS_CLUES),
+    Rule(
+        "AWS_KEY",
+        re.compile(rf"A(?<![A-Za-z0-9_]A)[KS]IA[A-Z0-9]{{16}}[^A-Za-z0-9/+]{{1,12}}({_AWS_SECRET})"),
+        ("AKIA", "ASIA"),
+        _group,
+        clues=_AWS_CLUES,
+    ),
+    *(
+        Rule("AWS_KEY", re.compile(rf"{name}{_SET}({_AWS_SECRET})"), (name[:5],), _group, clues=((last, rf"(?<={key})(?={_SET}{_AWS_SECRET})"),))
+        for name, key, last in zip(_AWS_NAMES, ("[kK]ey", "KEY"), "yY", strict=True)
+    ),
 ]
 
 # Blocks of PEM (RFC 7468, RFC 1421, and OpenPGP's armor), in which line ends may be escaped, up to their end or to what cannot be in one.
@@ -91,14 +119,14 @@ def _pem(text: str, start: int, end: int) -> tuple[int, bool]:
 _JWT = run_of(rf"{_KEY}.")
 
 STRICT = (
-    _rule("PRIVATE_KEY", r"-----BEGIN [A-Z0-9 ]{0,24}PRIVATE KEY(?: BLOCK)?-----", ["-----BEGIN "], _pem),
-    _rule("JWT", begins("eyJ", rf"{_KEY}") + rf"[{_KEY}]{{5,400}}+\.[{_KEY}]{{2}}", ["eyJ"], _JWT),
+    _rule("PRIVATE_KEY", r"-----BEGIN [A-Z0-9 ]{0,24}PRIVATE KEY(?: BLOCK)?-----", ["-----BEGIN "], _pem, (("-", "(?=----BEGIN )"),)),
+    _rule("JWT", begins("eyJ", rf"{_KEY}") + rf"[{_KEY}]{{5,400}}+\.[{_KEY}]{{2}}", ["eyJ"], _JWT, (("J", rf"(?<=eyJ)(?=[{_KEY}]{{5}})"),)),
     *_AWS,
     *_keys(16, _KEY, 30),
 )
 
 _CALLED = r"(?i:(?:api[-_]?key|key|token|secret|password)(?:=|%3d))"
-_LOOSE = (
+_LOOSE_RULES = (
     STRICT[0],
     _rule("JWT", begins("eyJ", "A-Za-z") + rf"[{_ECHOED}]{{6}}", ["eyJ"], run_of(_ECHOED)),
     _rule("AWS_KEY", rf"A(?<![A-Za-z]A)[KS]IA[{_ECHOED}]{{6}}", ["AKIA", "ASIA"], run_of(_ECHOED)),
@@ -107,6 +135,7 @@ _LOOSE = (
     Rule("API_KEY", re.compile(rf"(?i:bearer|basic)(?:\s|%20|\+){{1,4}}([{_ECHOED}]{{6,400}}+)"), ("earer", "EARER", "asic", "ASIC"), _group),
     Rule("API_KEY", re.compile(_CALLED + r"([^\s&\"'\\<>,;)\[][^\s&\"'\\<>,;)]{0,400})"), ("=", "%3d", "%3D"), _group),
 )
+_LOOSE = Masks(rule._replace(clues=()) for rule in _LOOSE_RULES)  # whoever writes an error text knows the signs: most have none
 _SIGNS = tuple({sign for rule in _LOOSE[:-1] for sign in rule.signs})
 _called = re.compile(_CALLED).search
 

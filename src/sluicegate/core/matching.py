@@ -1,33 +1,31 @@
 """Texts without what rules find in them, slice by slice.
 
-    for piece in slices(text, rules): ...      # each is one step of bounded work
-    masked(text, rules)                        # all at once; the same text, whatever the slices are
+    masks = Masks(rules)
+    for piece in slices(text, masks): ...      # each is one step of bounded work
+    masked(text, masks)                        # all at once; the same text, whatever the slices are
 
 A rule is one regular expression, with a check of what it found where a shape alone does not decide (a sum of digits, say). What it matches, with all
 that it looks at around it, is at most REACH characters; so whoever sees REACH characters more than a slice has, finds exactly what a search of the
 whole text finds: a search goes on where the last match ended, in whichever slice that was. Some secrets are of any length (a token, a block of
 PEM): their rule finds how they begin, and `Rule.rest` says where they end, which may be in any later slice.
 
-Where a text has escapes of JSON (`joe\\u0040example.com`, `\\/`), it is searched as it reads without them, too; what is not masked stays as it is
-written.
+Where a text has escapes of JSON (escapes.py), it is searched as it reads without them, too; what is not masked stays as it is written.
 
 Invariants: the time of a search is linear in the text, however hostile: no repetition is without a bound or overlaps what follows it, and a rule
 begins at most once in a run of the characters that it repeats. Nothing fails.
 """
 
 import re
-from array import array
-from bisect import bisect_right
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
+
+from sluicegate.core.escapes import read_in_steps
 
 REACH = 512
 SLICE = 8_192  # characters, of which the last REACH are looked at again: at most 32 KiB, in whatever script
+SHORT = SLICE - REACH  # characters that one slice has
 
-# A character as JSON may have it, in a text inside of another, too; of those that a rule knows. Not in the middle of a run of backslashes.
-_ESCAPE = re.compile(r"(?<!\\)\\{1,8}(?:/|u((?:0[0-5]|20)[0-9A-Fa-f]{2}))")
-_ESCAPE_MAX = 13  # characters
-READ = 2_048  # of which as many may be escapes as take as long as a slice does
+CANDIDATES = 16  # in a slice, of a gate: where there are more, nobody looks which rules they are of
 
 Check = Callable[["re.Match[str]"], tuple[int, int] | None]  # what is to be masked of a match: (start, end); None: nothing
 Rest = Callable[[str, int, int], tuple[int, bool]]  # (text, from, to) -> where it ends, or up to where it is known to go, and whether that is its end
@@ -42,14 +40,64 @@ class Rule(NamedTuple):
     check: Check | None = None
     rest: Rest | None = None  # of what has no longest match: with a check
     before: int = 0  # characters by which what is masked may begin before its match
+    clues: tuple[tuple[str, str], ...] = ()  # anchor and what stands around it, as patterns: one of them fits in every match; () where there is none
 
 
 # What is to be masked: from where, the rank of its rule, to where; and its rule's rest, where more of it may follow.
 Region = tuple[int, int, int, Rest | None]
 
 
+class Masks(tuple[Rule, ...]):
+    """Rules that are looked for together. Most texts have nothing that any of them fits: one or two patterns tell, which find the clues of all.
+
+    An anchor is a character, or a pattern of one; what must stand around it is one that consumes nothing. Anchors that are alike belong together:
+    where a clue of one of their rules fits, none of them is left out.
+    """
+
+    def __init__(self, _: Iterable[Rule]) -> None:
+        self.texts = [f"[{rule.name}]" for rule in self]
+        self._all = range(len(self))
+        self._always = [rank for rank, rule in enumerate(self) if not rule.clues]
+        anchors: dict[str, tuple[list[str], list[int]]] = {}
+        for rank, rule in enumerate(self):
+            for anchor, around in rule.clues:
+                conditions, ranks = anchors.setdefault(anchor, ([], []))
+                conditions += [around] if around not in conditions else []
+                ranks.append(rank)
+        # A search that begins with one of some characters is fast; one for one of some patterns is not.
+        gates = [[anchor for anchor in anchors if len(anchor) == 1], *([anchor] for anchor in anchors if len(anchor) > 1)]
+        self._gates = [
+            (re.compile("|".join([_clue(anchor, anchors[anchor][0]) for anchor in gate])), [anchors[anchor][1] for anchor in gate])
+            for gate in gates
+            if gate
+        ]
+        self._searches = [gate.search for gate, _ in self._gates]
+
+    def harmless(self, text: str) -> bool:
+        """Nothing in it is masked. Where that is not seen at a glance, the answer is no."""
+        if self._always or "\\" in text:
+            return False
+        return not any([search(text) for search in self._searches])
+
+    def possible(self, text: str, start: int, end: int) -> Iterable[int]:
+        """The ranks of the rules that may fit something between these two."""
+        ranks: set[int] | None = None
+        for gate, ranked in self._gates:
+            for count, found in enumerate(gate.finditer(text, start, end), 1):
+                if count > CANDIDATES:
+                    return self._all
+                ranks = ranks or set(self._always)
+                ranks.update(ranked[(found.lastindex or 1) - 1])
+        return self._always if ranks is None else ranks
+
+
+def _clue(anchor: str, conditions: list[str]) -> str:
+    """Ends with a group, which tells whose it is."""
+    return f"{anchor if len(anchor) > 1 else re.escape(anchor)}(?:{'|'.join(conditions)})()"
+
+
 class Finder:
-    """One rule in one text. The slices are given from left to right."""
+    """One rule in one text. The slices are given from left to right, without those in which it can find nothing."""
 
     __slots__ = ("_at", "_covered", "_rank", "_rule")
 
@@ -59,12 +107,12 @@ class Finder:
         self._at = 0  # where the search goes on
         self._covered = 0  # up to here a region with a rest goes, as far as it was looked for
 
-    def find(self, text: str, limit: int) -> list[Region]:
-        """Regions that begin below `limit` and were not found yet; maybe some that begin behind it."""
-        _, pattern, signs, check, rest, before = self._rule
+    def find(self, text: str, start: int, limit: int) -> list[Region]:
+        """Regions that begin between these two and were not found yet; maybe some that begin behind `limit`."""
+        _, pattern, signs, check, rest, before, _ = self._rule
         end = min(len(text), limit + REACH)
         limit = min(len(text), limit + before)
-        at, rank = self._at, self._rank
+        at, rank = max(self._at, start), self._rank
         regions: list[Region] = []
         if limit > at:
             self._at = limit
@@ -89,110 +137,51 @@ class Finder:
         return regions
 
 
-def slices(text: str, rules: Sequence[Rule], size: int = SLICE) -> Iterator[str]:
+def slices(text: str, masks: Masks, size: int = SLICE) -> Iterator[str]:
     """The text with masks, in pieces. Where what is to be masked overlaps, one mask stands for all of it, by the name of what begins first."""
     if "\\" in text:
-        read = yield from _read(text)
+        read = yield from read_in_steps(text)
         if read is not None:
             pieces = []
-            for piece in _slices(read.text, rules, size, read.written):
+            for piece in _slices(read.text, masks, size, read.written):
                 pieces.append(piece)
                 yield ""
             text = "".join(pieces)
-    yield from _slices(text, rules, size, lambda start, end: text[start:end])
+    yield from _slices(text, masks, size, lambda start, end: text[start:end])
 
 
-class _Read:
-    """A text without its escapes, and how each part of it is written."""
-
-    __slots__ = ("_escapes", "_firsts", "_text", "text")
-
-    def __init__(self, text: str, written: str, escapes: "list[tuple[array[int], array[int]]]") -> None:
-        """escapes: the places behind each of them, in the text and as it is written; those of a step together."""
-        self.text = text
-        self._text, self._escapes = written, escapes
-        self._firsts = array("q", [behind[0] for behind, _ in escapes])
-
-    def written(self, start: int, end: int) -> str:
-        return self._text[self._place(start) : self._place(end)]
-
-    def _place(self, at: int) -> int:
-        step = bisect_right(self._firsts, at)
-        if not step:
-            return at
-        behind, written = self._escapes[step - 1]
-        before = bisect_right(behind, at) - 1
-        return at - behind[before] + written[before]
-
-
-def _read(text: str) -> Generator[str, None, _Read | None]:
-    """In steps of READ characters. None: there are no escapes in it."""
-    pieces: list[str] = []
-    escapes: list[tuple[array[int], array[int]]] = []
-    done = length = 0  # characters that are read, and those that they are read as
-    for start in range(0, len(text), READ):
-        limit = start + READ
-        some: list[str] = []
-        behind, places = array("q"), array("q")
-        for found in _ESCAPE.finditer(text, max(start, done), min(limit + _ESCAPE_MAX, len(text))):
-            first, last = found.span()
-            if first >= limit:
-                break
-            some += (text[done:first], chr(int(found[1], 16)) if found[1] else "/")
-            length, done = length + first - done + 1, last
-            behind.append(length)
-            places.append(last)
-        if behind:
-            pieces.append("".join(some))
-            escapes.append((behind, places))
-        yield ""
-    if not escapes:
-        return None
-    pieces.append(text[done:])
-    return _Read("".join(pieces), text, escapes)
-
-
-def _slices(text: str, rules: Sequence[Rule], size: int, written: Callable[[int, int], str]) -> Iterator[str]:
+def _slices(text: str, masks: Masks, size: int, written: Callable[[int, int], str]) -> Iterator[str]:
     """written: how a part of the text is written."""
-    short = len(text) <= size - REACH  # most are, and few rules have anything to do with them
-    finders = [Finder(rule, rank) for rank, rule in enumerate(rules) if not short or _may_match(rule.signs, text)]
-    masks = [f"[{rule.name}]" for rule in rules]
+    finders: dict[int, Finder] = {}
     waiting: list[Region] = []  # that begin behind the slice
     going_on: dict[Rest, int] = {}  # whose end is not known, and up to where each is known to go
     done = 0  # characters that need not be looked at again: written out, or behind a mask that is
     for start in range(0, len(text), size - REACH):
         limit = min(start + size - REACH, len(text))
-        done = max(done, *_go_on(text, min(limit + REACH, len(text)), going_on), 0)
+        end = min(limit + REACH, len(text))
+        done = max(done, *_go_on(text, end, going_on), 0)
         regions, waiting = waiting, []
-        for finder in finders:
-            found = finder.find(text, limit)
-            if found and regions:
-                regions = sorted(regions + found)
-            elif found:
-                regions = found
+        for rank in masks.possible(text, start, end):
+            finder = finders.get(rank)
+            if finder is None:
+                finder = finders[rank] = Finder(masks[rank], rank)
+            regions += finder.find(text, start, limit)
         pieces: list[str] = []
-        for begin, rank, end, rest in regions:
+        for begin, rank, last, rest in sorted(regions):
             if begin >= limit:
-                waiting.append((begin, rank, end, rest))
+                waiting.append((begin, rank, last, rest))
                 continue
             if begin >= done:
-                pieces += (written(done, begin), masks[rank])
-                done = end
-            elif end > done:
-                done = end
+                pieces += (written(done, begin), masks.texts[rank])
+                done = last
+            elif last > done:
+                done = last
             if rest is not None:
-                going_on[rest] = max(going_on.get(rest, 0), end)
+                going_on[rest] = max(going_on.get(rest, 0), last)
         if done < limit and not going_on:
             pieces.append(written(done, limit))
             done = limit
         yield "".join(pieces)
-
-
-def _may_match(signs: tuple[str, ...], text: str) -> bool:
-    for sign in signs:
-        if sign in text:
-            return True
-    return not signs
 
 
 def _go_on(text: str, end: int, going_on: dict[Rest, int]) -> list[int]:
@@ -206,9 +195,9 @@ def _go_on(text: str, end: int, going_on: dict[Rest, int]) -> list[int]:
     return reached
 
 
-def masked(text: str, rules: Sequence[Rule]) -> str:
+def masked(text: str, masks: Masks) -> str:
     """The text with masks."""
-    return "".join(slices(text, rules))
+    return "".join(slices(text, masks))
 
 
 def run_of(characters: str) -> Rest:

@@ -6,7 +6,7 @@ identifier of another kind stay as they are.
 
 import re
 
-from sluicegate.core.masks import ENDS
+from sluicegate.core.masks import DIGIT, ENDS
 from sluicegate.core.matching import Rule
 
 # Letters of the scripts of Europe: those of others are often written without a space between an address and what precedes it.
@@ -214,15 +214,28 @@ def _american(found: "re.Match[str]") -> tuple[int, int] | None:
 
 _DIGITS = tuple("0123456789")
 
+# What of their beginnings is seen at one character, for all that begin with a number, or soon after it.
+_AT = rf"(?<=[{_LETTERS}{_MARKS}]@)(?={_LABEL}\.)"
+_CARD_CLUE = rf"(?<=[2-6])(?=[0-9]{{3}}(?:[0-9]{{9}}|{_CARD_GAP}[0-9]{{4,6}}{_CARD_GAP}[0-9]{{4}}))"
+_IBAN_CLUE = rf"(?<=[A-Z][A-Z][0-9]|[a-z][a-z][0-9])(?<![A-Za-z0-9_][A-Za-z][A-Za-z][0-9])(?=[0-9](?:{_GAP}[A-Za-z0-9]{{4}}|[A-Za-z0-9]{{11}}))"
+_AMERICAN_CLUE = r"(?<=[-.) ][2-9])(?=[0-9]{2}[-.][0-9]{4})"
+
 PERSONAL = (
-    Rule("EMAIL", re.compile(rf"@(?<=[{_LETTERS}{_MARKS}]@){_DOMAIN}"), ("@",), _address, before=_LOCAL_MAX + 1),
-    Rule("EMAIL", re.compile(rf"%40(?<=[{_LETTERS}_.+-]%40){_DOMAIN}"), ("%40",), _address, before=_LOCAL_MAX + 1),
-    Rule("IBAN", _IBAN, _DIGITS, _account),
-    Rule("IBAN", _SMALL_IBAN, _DIGITS, _small_account, before=_SMALL_BEFORE),
-    Rule("CARD", _CARD, _DIGITS, _card),
-    Rule("IP", _IPV4, (".",), _v4, before=_V_BEFORE),
-    Rule("IP", _IPV6, (":",), _v6, before=_V_BEFORE),
-    Rule("IP", _SHORT_IPV6, ("::",), _short),
-    Rule("PHONE", _PHONE, ("+",)),
-    Rule("PHONE", _AMERICAN, _DIGITS, _american, before=_AMERICAN_BEFORE),
+    Rule("EMAIL", re.compile(rf"@(?<=[{_LETTERS}{_MARKS}]@){_DOMAIN}"), ("@",), _address, before=_LOCAL_MAX + 1, clues=(("@", _AT),)),
+    Rule(
+        "EMAIL",
+        re.compile(rf"%40(?<=[{_LETTERS}_.+-]%40){_DOMAIN}"),
+        ("%40",),
+        _address,
+        before=_LOCAL_MAX + 1,
+        clues=((DIGIT, "(?<=%4)(?=0)"),),
+    ),
+    Rule("IBAN", _IBAN, _DIGITS, _account, clues=((DIGIT, _IBAN_CLUE),)),
+    Rule("IBAN", _SMALL_IBAN, _DIGITS, _small_account, before=_SMALL_BEFORE, clues=((DIGIT, _IBAN_CLUE),)),
+    Rule("CARD", _CARD, _DIGITS, _card, clues=((DIGIT, _CARD_CLUE),)),
+    Rule("IP", _IPV4, (".",), _v4, before=_V_BEFORE, clues=((DIGIT, r"(?<=\.[0-9])(?=[0-9]{0,2}\.[0-9]{1,3}\.[0-9])"),)),
+    Rule("IP", _IPV6, (":",), _v6, before=_V_BEFORE, clues=((":", rf"(?<=[0-9A-Fa-f]:)(?={_HEX}:{_HEX}:)"),)),
+    Rule("IP", _SHORT_IPV6, ("::",), _short, clues=((":", "(?=:)(?:(?<=[0-9A-Fa-f]:)|(?=:[0-9A-Fa-f]))"),)),
+    Rule("PHONE", _PHONE, ("+",), clues=(("+", rf"(?=[1-9][0-9{_BETWEEN[1:-1]}]{{7}})"),)),
+    Rule("PHONE", _AMERICAN, _DIGITS, _american, before=_AMERICAN_BEFORE, clues=((DIGIT, _AMERICAN_CLUE),)),
 )

@@ -1,8 +1,8 @@
 """The prompt of a request as a log may have it: a hash of it, the prompt with masks, or all of it.
 
-    rules = rules_of([("EMPLOYEE", r"\\bE-[0-9]{6}\\b")])      # with what is always masked; raises BadPattern
-    for piece in prompt_json(texts, "redacted", rules): ...   # steps of bounded work; the pieces are one JSON object
-    logged_prompt(texts, "redacted", rules)                   # at once, as a value
+    masks = rules_of([("EMPLOYEE", r"\\bE-[0-9]{6}\\b")])      # with what is always masked; raises BadPattern
+    for piece in prompt_json(texts, "redacted", masks): ...   # steps of bounded work; the pieces are one JSON object
+    logged_prompt(texts, "redacted", masks)                   # at once, as a value
 
 Masks: [EMAIL], [API_KEY], [AWS_KEY], [CARD], [IBAN], [PHONE], [IP], [PRIVATE_KEY], [JWT], and those of the configuration. What is masked already is
 left alone, so masking twice is masking once.
@@ -19,13 +19,14 @@ from typing import Any, Literal
 import msgspec
 
 from sluicegate.core.masks import STRICT
-from sluicegate.core.matching import REACH, Rule, slices
+from sluicegate.core.matching import REACH, SHORT, Masks, Rule, slices
 from sluicegate.core.personal import PERSONAL
 
 How = Literal["hash", "redacted", "full"]
 
-BUILT_IN = (*STRICT, *PERSONAL)
+BUILT_IN = Masks((*STRICT, *PERSONAL))
 NAME = r"[A-Z][A-Z_]{1,20}"  # of a mask
+_KEPT = (("[", rf"(?={NAME}\])"),)  # the clue of masks
 DIGITS = 16  # of a hash: a prompt can be told from others by them
 PIECE = 65_536  # characters at once, of what is only hashed or copied
 
@@ -80,17 +81,27 @@ def pattern_of(written: str) -> _Linear:
     return _Linear(compiled)
 
 
-def rules_of(custom: Sequence[tuple[str, str]] = ()) -> tuple[Rule, ...]:
+def rules_of(custom: Sequence[tuple[str, str]] = ()) -> Masks:
     """What is masked: that of BUILT_IN, and these names and patterns. Raises BadPattern."""
     if not custom:
         return BUILT_IN
     own = [Rule(name, pattern_of(written)) for name, written in custom]
     names = {rule.name for rule in (*BUILT_IN, *own)}
-    kept = [Rule(name, re.compile(re.escape(f"[{name}]")), (f"[{name}]",)) for name in sorted(names)]  # a pattern may fit a mask
-    return (*kept, *BUILT_IN, *own)
+    kept = [Rule(name, re.compile(re.escape(f"[{name}]")), (f"[{name}]",), clues=_KEPT) for name in sorted(names)]  # a pattern may fit a mask
+    return Masks((*kept, *BUILT_IN, *own))
 
 
-def prompt_json(texts: Sequence[str], how: How, rules: Sequence[Rule]) -> Iterator[bytes]:
+def prompt_at_once(texts: Sequence[str], how: How, masks: Masks) -> bytes | None:
+    """The prompt as one JSON object, where it is short and nothing in it is masked. None: it takes steps."""
+    text = "\n".join(texts)
+    if len(text) > SHORT or (how == "redacted" and not masks.harmless(text)):
+        return None
+    if how == "hash":
+        return _hashed(sha256(text.encode()).hexdigest(), text)
+    return b'{"text":%b,"characters":%d}' % (_encode(text), len(text))
+
+
+def prompt_json(texts: Sequence[str], how: How, masks: Masks) -> Iterator[bytes]:
     """The prompt as one JSON object, in pieces."""
     text = "\n".join(texts)
     if how == "hash":
@@ -98,12 +109,16 @@ def prompt_json(texts: Sequence[str], how: How, rules: Sequence[Rule]) -> Iterat
         for start in range(0, len(text), PIECE):
             digest.update(text[start : start + PIECE].encode())
             yield b""
-        yield b'{"sha256":"%b","characters":%d}' % (digest.hexdigest()[:DIGITS].encode(), len(text))
+        yield _hashed(digest.hexdigest(), text)
         return
     yield b'{"text":"'
-    for piece in slices(text, rules) if how == "redacted" else _pieces(text):
+    for piece in slices(text, masks) if how == "redacted" else _pieces(text):
         yield _encode(piece)[1:-1]
     yield b'","characters":%d}' % len(text)
+
+
+def _hashed(digest: str, text: str) -> bytes:
+    return b'{"sha256":"%b","characters":%d}' % (digest[:DIGITS].encode(), len(text))
 
 
 def _pieces(text: str) -> Iterator[str]:
@@ -111,7 +126,7 @@ def _pieces(text: str) -> Iterator[str]:
         yield text[start : start + PIECE]
 
 
-def logged_prompt(texts: Sequence[str], how: How, rules: Sequence[Rule] = BUILT_IN) -> dict[str, Any]:
+def logged_prompt(texts: Sequence[str], how: How, masks: Masks = BUILT_IN) -> dict[str, Any]:
     """The prompt as a log would have it: `text` or `sha256`, and `characters`, as many as it has without masks."""
-    found: dict[str, Any] = msgspec.json.decode(b"".join(prompt_json(texts, how, rules)))
+    found: dict[str, Any] = msgspec.json.decode(b"".join(prompt_json(texts, how, masks)))
     return found

@@ -1,6 +1,6 @@
 """The request log: a JSON line for each request, with its prompt as far as `log.prompts` lets it be seen.
 
-    log = RequestLog(file, "redacted", rules, loop, clock)
+    log = RequestLog(file, "redacted", masks, loop, clock)
     log(trip, record)             # on the path of the request: what is needed is kept, nothing else is done
     await log.close(timeout_s)
 
@@ -22,9 +22,9 @@ from typing import Any
 import msgspec
 import structlog
 
-from sluicegate.core.matching import Rule, masked
+from sluicegate.core.matching import Masks, masked
 from sluicegate.core.record import Record
-from sluicegate.core.redact import How, prompt_json
+from sluicegate.core.redact import How, prompt_at_once, prompt_json
 from sluicegate.observe.log import as_json
 from sluicegate.observe.log_file import LogFile
 
@@ -51,16 +51,16 @@ class Entry(msgspec.Struct, gc=False):
 class RequestLog:
     """Of one worker."""
 
-    def __init__(self, file: LogFile, how: How, rules: Sequence[Rule], loop: asyncio.AbstractEventLoop, clock: Callable[[], float]) -> None:
+    def __init__(self, file: LogFile, how: How, masks: Masks, loop: asyncio.AbstractEventLoop, clock: Callable[[], float]) -> None:
         self._file = file
         self._how = how
-        self._rules = rules
+        self._masks = masks
         self._loop = loop
         self._clock = clock
         self._entries: deque[Entry] = deque()
         self._characters = 0  # of prompts that wait
-        self._line: Iterator[bytes] | None = None  # that is being made
-        self._parts: list[bytes] = []
+        self._prompt: Iterator[bytes] | None = None  # of the line that is being made
+        self._parts: list[bytes] = []  # of that line
         self._lines: list[bytes] = []  # whole ones
         self._due = False
         self._idle: asyncio.Event | None = None
@@ -116,63 +116,71 @@ class RequestLog:
                 self._idle.set()
 
     def _step(self) -> bool:
-        """Makes a piece of the line that is next. True: it is whole."""
+        """Makes the line that is next, or a piece of it. True: it is whole."""
         entry = self._entries[0]
-        if self._line is None:
-            self._line = line_of(entry, self._how, self._rules)
         try:
-            piece = next(self._line, None)
-            if piece is not None:
-                self._parts.append(piece)
-                return False
+            if self._prompt is None:
+                head, prompt = head_of(entry, self._how, self._masks), self._at_once(entry)
+                if prompt is not None:
+                    self._whole(entry, b"%b%b}\n" % (head, prompt))
+                    return True
+                assert entry.texts is not None
+                self._parts, self._prompt = [head], prompt_json(entry.texts, self._how, self._masks)
+            piece = next(self._prompt, None)
         except Exception:
             log.exception("a prompt cannot be logged", request_id=entry.record.request_id)
-            self.left_out += 1
-            bare = msgspec.structs.replace(entry.record, client_user="", tags="")
-            self._parts = list(line_of(msgspec.structs.replace(entry, record=bare, texts=None), self._how, self._rules))
-        self._whole(entry)
-        return True
+            self._without_prompt(msgspec.structs.replace(entry, record=msgspec.structs.replace(entry.record, client_user="", tags="")))
+            return True
+        if piece is None:
+            self._whole(entry, b"".join([*self._parts, b"}\n"]))
+            return True
+        self._parts.append(piece)
+        return False
 
-    def _whole(self, entry: Entry) -> None:
-        self._lines.append(b"".join(self._parts))
-        self._line, self._parts = None, []
+    def _at_once(self, entry: Entry) -> bytes | None:
+        """The prompt, where it takes no steps."""
+        if entry.texts is None:
+            return b'{"left_out":true,"characters":%d}' % entry.characters
+        return prompt_at_once(entry.texts, self._how, self._masks) if entry.texts else b"null"
+
+    def _whole(self, entry: Entry, line: bytes) -> None:
+        self._lines.append(line)
+        self._prompt, self._parts = None, []
         self._entries.popleft()
         if entry.texts is not None:
             self._characters -= entry.characters
 
+    def _without_prompt(self, entry: Entry) -> None:
+        self.left_out += entry.texts is not None
+        self._whole(entry, b'%b{"left_out":true,"characters":%d}}\n' % (head_of(entry, self._how, self._masks), entry.characters))
+
     def _finish(self) -> None:
         """What has had no time is logged without its prompt."""
         while self._entries:
-            entry = self._entries[0]
-            self.left_out += entry.texts is not None
-            self._parts = list(line_of(msgspec.structs.replace(entry, texts=None), self._how, self._rules))
-            self._whole(entry)
+            self._without_prompt(self._entries[0])
         self._file.write(self._lines)
         self._lines = []
 
 
-def line_of(entry: Entry, how: How, rules: Sequence[Rule]) -> Iterator[bytes]:
-    """The line of one request, in pieces of bounded work."""
+def head_of(entry: Entry, how: How, masks: Masks) -> bytes:
+    """The line of a request, up to its prompt."""
     record = entry.record
     if how == "redacted" and (record.client_user or record.tags):
-        record = msgspec.structs.replace(record, client_user=masked(record.client_user, rules), tags=masked(record.tags, rules))
-    told = as_json(record)
+        record = msgspec.structs.replace(record, client_user=masked(record.client_user, masks), tags=masked(record.tags, masks))
     seconds, millis = divmod(record.time_ms, 1000)
-    head = b'{"time":"%b.%03dZ"' % (_second(seconds), millis)
-    if entry.path:
-        head += b',"tenant":%b' % _encode(next((scope.id for scope in reversed(entry.path) if scope.kind != "key"), ""))
-    origin = entry.origin
+    return b'{"time":"%b.%03dZ"%b,%b,"prompt":' % (_second(seconds), millis, _whose(entry.path, entry.origin), as_json(record)[1:-1])
+
+
+@lru_cache(1024)
+def _whose(path: tuple[Any, ...], origin: Any) -> bytes:
+    """The fields that are the same for many requests: the tenant, and where the price is from."""
+    found = b""
+    if path:
+        found += b',"tenant":%b' % _encode(next((scope.id for scope in reversed(path) if scope.kind != "key"), ""))
     if origin is not None:
         price = {"rule": origin.rule, "date": origin.date, "source": origin.source, "entry": origin.entry}
-        head += b',"price":%b' % _encode({name: value for name, value in price.items() if value})
-    yield b'%b,%b,"prompt":' % (head, told[1:-1])
-    if entry.texts is None:
-        yield b'{"left_out":true,"characters":%d}' % entry.characters
-    elif entry.texts:
-        yield from prompt_json(entry.texts, how, rules)
-    else:
-        yield b"null"
-    yield b"}\n"
+        found += b',"price":%b' % _encode({name: value for name, value in price.items() if value})
+    return found
 
 
 @lru_cache(4)

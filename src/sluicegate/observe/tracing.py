@@ -7,13 +7,13 @@ Invariant: nothing here waits, fails or reads what a client wrote.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
 import msgspec
 
 from sluicegate.core import trace_context
-from sluicegate.core.matching import REACH, Rule
+from sluicegate.core.matching import REACH, Masks
 from sluicegate.core.record import Attempt, Record
 
 PROMPT_MAX = 16_384  # characters of a prompt that are told
@@ -36,7 +36,7 @@ class Known(msgspec.Struct, frozen=True):
 
     version: str
     upstreams: Mapping[str, Upstream]
-    rules: Sequence[Rule] = ()
+    rules: Masks = Masks(())
 
 
 class Step(msgspec.Struct, gc=False):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from sluicegate.core.matching import REACH, SLICE, Rule, masked, run_of, slices, whole
+from sluicegate.core.matching import REACH, SLICE, Masks, Rule, masked, run_of, slices, whole
 from sluicegate.core.redact import BUILT_IN, rules_of
 from support_hostile import HARMLESS, HOSTILE, JWT, KEY, PEM, SECRETS
 
@@ -17,6 +17,7 @@ PIECES = st.sampled_from(
     + [*HOSTILE, KEY * 20, JWT + "x" * 900, "x" * 500, "4111 " * 30, r"\u0040", r"\\u002d", r"\/", r"\u", "@", "+49", "/"]
 )
 TEXTS = st.lists(st.one_of(PIECES, st.text(max_size=5), st.sampled_from(["", " ", "\n", ".", ", ", '"', "="])), max_size=30).map("".join)
+WITHOUT_CLUES = Masks(rule._replace(clues=()) for rule in BUILT_IN)
 RULES = rules_of([("STAFF", r"\bE-[0-9]{3,6}\b"), ("WORD", "[a-z]{2,5}x")])
 
 
@@ -76,6 +77,25 @@ def test_time_is_linear_on_hostile_text(unit: str) -> None:
     assert seconds(20_000) < 3 * seconds(2_048) + 0.005
 
 
+@settings(max_examples=300, deadline=None)
+@given(TEXTS)
+@example("x" * 7_679 + "4111 1111 1111 1111 bob@example.com")
+@example("-sk-aaaaaaaaaaaaaaaa%40b.co%4012345678901 1.212.555.1234")
+def test_clues_hide_nothing(text: str) -> None:
+    """A rule is left out only where it finds nothing."""
+    assert masked(text, BUILT_IN) == masked(text, WITHOUT_CLUES)
+    assert not BUILT_IN.harmless(text) or masked(text, WITHOUT_CLUES) == text
+
+
+def test_clues_are_in_all_rules() -> None:
+    """Of those that are built in: a text of prose is searched for none of them, however long it is; one with an address, for addresses."""
+    assert all(rule.clues for rule in BUILT_IN)
+    prose = 'On 12/30 at 12:34:56, "Ada" (and 17 others) paid $1,234.50; see https://example.org/a-b?c=d_e, v1.2.3. ' * 90
+    assert BUILT_IN.harmless(prose) and not BUILT_IN.possible(prose, 0, len(prose))
+    mail = prose + "bob@example.com"
+    assert not BUILT_IN.harmless(mail) and {BUILT_IN[rank].name for rank in BUILT_IN.possible(mail, 0, len(mail))} == {"EMAIL"}
+
+
 def test_a_step_is_a_slice() -> None:
     """Each step looks at no more than a slice, of which the last part is looked at again."""
     looked: list[tuple[int, int]] = []
@@ -86,7 +106,7 @@ def test_a_step_is_a_slice() -> None:
             return []
 
     text = "x" * 50_000
-    assert masked(text, [Rule("X", Spy())]) == text
+    assert masked(text, Masks([Rule("X", Spy())])) == text
     assert max(end - start for start, end in looked) == SLICE
     assert [start for start, _ in looked[1:]] == [end - REACH for _, end in looked[:-1]]
 
@@ -97,12 +117,12 @@ def test_a_step_is_a_slice() -> None:
 )
 def test_overlapping(text: str, expected: str) -> None:
     """Of what overlaps, one mask stands for all; what only touches has two."""
-    assert masked(text, [Rule("BC", re.compile("bc")), Rule("AB", re.compile("ab"))]) == expected
+    assert masked(text, Masks([Rule("BC", re.compile("bc")), Rule("AB", re.compile("ab"))])) == expected
 
 
 def test_two_that_go_on() -> None:
     """Where two secrets of any length overlap, the mask goes on to the end of the longer one, in whichever slice that is."""
-    rules = [Rule("A", re.compile("a!"), check=whole, rest=run_of("xyz!a")), Rule("Z", re.compile("z!"), check=whole, rest=run_of("xz!q"))]
+    masks = Masks([Rule("A", re.compile("a!"), check=whole, rest=run_of("xyz!a")), Rule("Z", re.compile("z!"), check=whole, rest=run_of("xz!q"))])
     text = "..a!" + "x" * 2_000 + "z!" + "x" * 2_000 + "q" * 3_000 + "a."
     for size in (REACH + 1, 900, 4_096, 10**6):
-        assert "".join(slices(text, rules, size)) == "..[A]a."
+        assert "".join(slices(text, masks, size)) == "..[A]a."

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import tracemalloc
-from collections.abc import Sequence
 from hashlib import sha256
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from sluicegate.core.matching import SLICE, Rule
+from sluicegate.core.matching import SLICE, Masks, Rule
 from sluicegate.core.prices import Origin
 from sluicegate.core.record import Attempt, Record
 from sluicegate.core.redact import BUILT_IN, How
@@ -100,9 +99,9 @@ def ended(*texts: str) -> Any:
     return SimpleNamespace(request=SimpleNamespace(texts=list(texts)), key=SimpleNamespace(path=PATH), answered=answered)
 
 
-def logging(how: How = "redacted", rules: Sequence[Rule] = BUILT_IN, tick_s: float = 0.0) -> tuple[RequestLog, File, Loop]:
+def logging(how: How = "redacted", masks: Masks = BUILT_IN, tick_s: float = 0.0) -> tuple[RequestLog, File, Loop]:
     loop, file = Loop(tick_s), File()
-    return RequestLog(file, how, rules, loop, loop.clock), file, loop  # type: ignore[arg-type]
+    return RequestLog(file, how, masks, loop, loop.clock), file, loop  # type: ignore[arg-type]
 
 
 def test_a_line() -> None:
@@ -164,7 +163,7 @@ def test_nothing_is_redacted_unless_asked_for(how: How) -> None:
         def finditer(self, *_: object) -> None:
             raise AssertionError
 
-    log, file, loop = logging(how, [Rule("X", Forbidden())])
+    log, file, loop = logging(how, Masks([Rule("X", Forbidden())]))
     log(ended("bob@example.com"), RECORD)
     loop.turn()
     assert len(file.lines) == 1
@@ -222,7 +221,7 @@ def test_a_prompt_that_cannot_be_redacted() -> None:
                 raise ValueError("no")
             return []
 
-    log, file, loop = logging(rules=[Rule("X", Broken())])
+    log, file, loop = logging(masks=Masks([Rule("X", Broken())]))
     for text in ("bad", "good"):
         log(ended(text), RECORD)
     loop.turn()
