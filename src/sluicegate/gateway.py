@@ -337,6 +337,7 @@ class Gateway:
         if relay.bad_events:
             deployment = attempt.deployment.id
             log.warning("upstream events are not readable", request_id=trip.request_id, deployment=deployment, events=relay.bad_events)
+        ruling.end(attempt, relay)
         attempt.granted = relay.granted(attempt.granted)
         attempt.usage = relay.usage
         if relay.ended != "died":

@@ -21,6 +21,7 @@ from sluicegate.dialects import anthropic_messages, parameters, ruled_chat, rule
 from sluicegate.dialects.asking import Texts, prompted, usual
 from sluicegate.dialects.form import Request
 from sluicegate.dialects.ruled import Ruled, Shaper
+from sluicegate.relay import Relay
 from sluicegate.trip import Attempt, Trip, Via
 
 _SHAPERS: dict[str, Callable[[Speech, str], Shaper]] = {  # by the client's dialect
@@ -157,6 +158,18 @@ def over(trip: Trip, rules: ContentRules, via: Via, request: Request) -> Via:
         return via
     disclaimer = "" if _is_shaped(trip.dialect.NAME, request) else rules.disclaimer
     return Ruled(via, lambda: new(Speech(rules, trip.acted), disclaimer), request)
+
+
+def end(attempt: Attempt, relay: Relay) -> None:
+    """A stream has been relayed but for its last bytes. What rules find in these they find here, so that it is in the record, which goes before."""
+    if not isinstance(attempt.via, Ruled) or relay.ended not in ("complete", "truncated"):
+        return
+    if relay.ended == "complete":
+        refused = attempt.via.end(None)
+    else:
+        refused = relay.after is not None and attempt.via.end(relay.after)
+    if refused:
+        relay.truncated = "policy"
 
 
 def refuse(attempt: Attempt) -> None:

@@ -1,6 +1,7 @@
 """Content rules beside the cap, the cache, records and metrics, with an audit of every run: what upstreams produced is what is charged."""
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,32 @@ async def test_a_stream_that_the_budget_cuts_says_only_what_is_covered(tmp_path:
         cut = next(record for record in bench.records if record.truncated == "budget")
         assert (cut.rules, cut.finish) == ("words", "length")
         assert bench.total <= 1000
+
+
+LAST = "regex:the.{1,500}"  # its longest match waits for the end of any short answer
+
+
+@pytest.mark.parametrize("action", ["mask", "refuse"])
+async def test_a_rule_that_acts_in_the_last_bytes_of_a_translated_stream_is_in_its_record(tmp_path: Path, action: str) -> None:
+    """These are written when the usage is known, and so after the record."""
+    banned = f"{{name: last, pattern: '{LAST}', action: {action}, mask: '#', on: output}}"
+    price = "price: {input: 0.5, output: 1}"
+    translated = {
+        "providers": "  chats: {provider: mock, base_url: BASE_URL, speaks: [openai_chat]}",
+        "models": f"  other: {{deployments: [{{provider: chats, model: m, {price}}}]}}",
+    }
+    async with running(tmp_path, **ruled(f"{{banned: [{banned}]}}", **translated)) as bench:
+        bench.slack = 60
+        body = {"model": "other", "max_tokens": 60, "stream": True, "messages": [{"role": "user", "content": "Tell me"}]}
+        head = f"POST /v1/messages HTTP/1.1\r\nhost: x\r\nx-api-key: sk-key\r\ncontent-length: {len(json.dumps(body))}\r\n\r\n"
+        reply = await bench.raw((head + json.dumps(body)).encode())
+        assert bench.record.rules == "last" and bench.record.output_tokens
+        if action == "refuse":
+            assert (bench.record.error, bench.record.truncated, reply.clean) == ("content_policy", "policy", False)
+            assert b"message_stop" not in reply.body and b" of and" not in reply.body
+        else:
+            assert (bench.record.error, bench.record.truncated, reply.clean) == ("", "", True)
+            assert b"#" in reply.body and b" of and" not in reply.body
 
 
 @pytest.mark.parametrize("extend", [False, True], ids=["capped", "extended"])

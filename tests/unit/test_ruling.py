@@ -14,6 +14,8 @@ from sluicegate.core.content_rules import ContentRules, Rules
 from sluicegate.core.phrases import MATCHES_MAX, Phrase
 from sluicegate.dialects import anthropic_messages, openai_chat, openai_embeddings
 from sluicegate.reject import Reject
+from support_ruled import STREAMS, ruled
+from support_ruled import rules as answer_rules
 
 
 def trip(dialect: Any = openai_chat) -> Any:
@@ -73,6 +75,36 @@ async def test_inputs_of_embeddings_are_searched_and_tokens_refused() -> None:
     with pytest.raises(Reject) as rejected:
         await asked(trip(openai_embeddings), MASK, input=[1, 2])
     assert (rejected.value.code, rejected.value.param) == ("content_policy", "prompt")
+
+
+@pytest.mark.parametrize("dialect", sorted(STREAMS))
+@pytest.mark.parametrize("action", ["mask", "refuse", "report"])
+def test_what_waits_where_a_stream_is_cut_is_found_before_its_record_is_made(dialect: str, action: Any) -> None:
+    """Its last bytes are written later, and have the same in them. What is refused there ends the stream as anything that is refused."""
+    acted: set[str] = set()
+    one = ruled(dialect, answer_rules(Phrase("last", "regex:the.{1,400}", action, mask="#")), stream=True, acted=acted)
+    reader = one.StreamReader()
+    data = STREAMS[dialect](["say the", " wo", "rd. And more"])
+    covered = [event for event in reader.feed(data[: data.index(b"rd. And")]) if event.deltas][1]
+    assert acted == set()
+    relay = SimpleNamespace(ended="truncated", truncated="budget", after=covered.after)
+    ruling.end(SimpleNamespace(via=one), relay)  # type: ignore[arg-type]
+    assert (acted, relay.truncated, one.refused) == ({"last"}, *(("policy", "last") if action == "refuse" else ("budget", "")))
+    end = one.write_truncation(reader.head, covered.after, [0], "budget", None)
+    assert (b"#" in end, acted) == (action == "mask", {"last"})
+
+
+def test_a_stream_that_died_or_of_which_nothing_is_covered_has_no_last_words() -> None:
+    """None of it is told any more."""
+    acted: set[str] = set()
+    one = ruled("openai_chat", answer_rules(Phrase("last", "regex:the.{1,400}", "mask")), stream=True, acted=acted)
+    data = STREAMS["openai_chat"](["say the", " wo", "rd"])
+    one.StreamReader().feed(data[: data.index(b'"rd"')])
+    for ended in ("died", "truncated"):
+        ruling.end(SimpleNamespace(via=one), SimpleNamespace(ended=ended, truncated="", after=None))  # type: ignore[arg-type]
+    assert acted == set()
+    ruling.end(SimpleNamespace(via=one), SimpleNamespace(ended="complete", truncated="", after=None))  # type: ignore[arg-type]
+    assert acted == {"last"}
 
 
 async def test_a_long_hostile_request_leaves_the_loop_its_turns() -> None:

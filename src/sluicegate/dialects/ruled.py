@@ -89,6 +89,19 @@ class Reader:
         lines = Lines()
         return [piece for event in (*lines.feed(raw), *lines.end()) for piece in self._shaper.event(event)]
 
+    def refused_at_end(self, after: _After | None) -> str:
+        """Takes note of what is in the texts that wait, if the answer ends behind the event that left this state (None: the last one). The rule that
+        refuses them, if one does."""
+        speech = self._shaper.speech
+        now = speech.mark()
+        if after is not None:
+            speech.back_to(after.speech)
+        for channel in speech.open:
+            speech.end(channel)
+        refused = speech.refused
+        speech.back_to(now)
+        return refused
+
     def truncated(self, after: _After, raw: bytes) -> bytes:
         """The bytes that end an answer behind the event that left this state."""
         self._shaper.speech.back_to(after.speech)
@@ -126,6 +139,7 @@ class Ruled:
         self._streams = request.stream
         self._shaper: Shaper | None = None
         self._reader: Reader | None = None
+        self._refused_at_end = ""
 
     @property
     def left_out(self) -> list[str]:
@@ -134,7 +148,7 @@ class Ruled:
 
     @property
     def refused(self) -> str:
-        return self._shaper.speech.refused if self._shaper is not None else ""
+        return self._refused_at_end or (self._shaper.speech.refused if self._shaper is not None else "")
 
     def write_request(self, request: Request, target: Target) -> bytes:
         """Raises Inexpressible, BadRequest."""
@@ -160,6 +174,13 @@ class Ruled:
         self._shaper = self._new_shaper()
         self._reader = Reader(self._inner.StreamReader(), self._shaper)
         return self._reader
+
+    def end(self, after: _After | None) -> bool:
+        """A stream has ended, behind the event that left this state (None: the last one), but for its last bytes. Whether a rule refuses what waits:
+        then they are not to be written."""
+        if self._reader is not None and not self.refused:
+            self._refused_at_end = self._reader.refused_at_end(after)
+        return bool(self.refused)
 
     def write_event(self, event: Event, hide_usage: bool) -> bytes:
         written: bytes = self._inner.write_event(event, hide_usage) if event.raw else b""
