@@ -18,6 +18,7 @@ from sluicegate.core.estimate import Learned
 from sluicegate.core.meter import EchoMeter, EventMeter, Meter, sends_each_token
 from sluicegate.dialects.form import Request, Target
 from sluicegate.dialects.registry import between
+from sluicegate.dialects.ruled import Ruled
 from sluicegate.growth import Growth, Pace
 from sluicegate.http.pools import Pools
 from sluicegate.http.upstream import Call, UpstreamError
@@ -143,6 +144,8 @@ class Calls:
         ok = 200 <= call.status < 300
         body = call.take() if call.complete else await read_all(call, ANSWER_MAX if ok else ERROR_BODY_MAX)
         answer = attempt.via.read_answer(body)
+        if isinstance(attempt.via, Ruled) and attempt.via.steps is not None:
+            await ruling.take_steps(attempt.via, attempt.via.steps)
         attempt.usage = answer.usage
         if ok and answer.readable and answer.failure is None:
             if request.stream:

@@ -2,8 +2,9 @@
 answer.
 
 `ask` comes after the plan and before everything else, so the hold, the cache and the provider see the request as the rules have made it: its body is
-changed and read once more by the reader that has read it first. A long request is searched in slices, the loop getting a turn between them. `over`
-stands between the client and whatever reads the answer; what an upstream has produced is metered and charged as it was.
+changed and read once more by the reader that has read it first, but where all that has changed is that a text stands before the others. `over` stands
+between the client and whatever reads the answer; what an upstream has produced is metered and charged as it was. Long requests and whole answers are
+searched in slices, the loop getting a turn between them.
 """
 
 import asyncio
@@ -14,11 +15,11 @@ import msgspec
 from sluicegate import reject, telling
 from sluicegate.core.content_rules import ContentRules
 from sluicegate.core.estimate import Learned
-from sluicegate.core.phrases import NONE, START, Passed, Phrases, Span, divided
+from sluicegate.core.phrases import NONE, START, Pace, Passed, Phrases, Slices, Span, divided
 from sluicegate.core.plan import Plan
-from sluicegate.core.speech import Speech
+from sluicegate.core.speech import CLEAR_MAX, Speech, Steps
 from sluicegate.dialects import anthropic_messages, parameters, ruled_chat, ruled_messages, ruled_responses
-from sluicegate.dialects.asking import Texts, prompted, usual
+from sluicegate.dialects.asking import Texts, begun, prompted, usual
 from sluicegate.dialects.form import Request
 from sluicegate.dialects.ruled import Ruled, Shaper
 from sluicegate.relay import Relay
@@ -42,13 +43,21 @@ _encode = msgspec.json.Encoder().encode
 async def ask(trip: Trip, plan: Plan, rules: ContentRules, request: Request, size: int, learned: Learned) -> Request:
     """Applies the rules to a request: what goes on. size: of its body. Raises Reject, BadRequest."""
     trip.acted = set()
-    _check_size(plan, rules, request, size, learned, trip)
-    fields = dict(request.fields)
-    changed = rules.banned_in is not None and await _search(trip, rules.banned_in, request, fields, size)
-    if rules.prompts:
-        changed |= prompted(trip.dialect.NAME, fields, rules.prompts)
+    if rules.max_input_bytes or rules.max_input_tokens:
+        _check_size(plan, rules, request, size, learned, trip)
+    banned, fields = rules.banned_in, request.fields
+    changed = False
+    if banned is not None and (request.tokens or not _is_clear(banned, request, size)):
+        fields = dict(fields)
+        changed = await _search(trip, banned, request, fields, size)
     if rules.force or rules.ceilings:
+        fields = dict(fields)
         trip.changed = parameters.changed(trip.dialect.NAME, fields, rules.force, rules.ceilings)
+    if rules.prompts:
+        if not changed and not trip.changed and (ruled := begun(trip.dialect.NAME, request, rules.prompts)) is not None:
+            return ruled
+        fields = dict(fields)
+        changed |= prompted(trip.dialect.NAME, fields, rules.prompts)
     if not changed and not trip.changed:
         return request
     ruled = trip.dialect.read_request(_encode(fields))
@@ -74,12 +83,17 @@ def _check_size(plan: Plan, rules: ContentRules, request: Request, size: int, le
             raise reject.input_too_large("max_input_tokens", tokens, most)
 
 
+def _is_clear(banned: Phrases, request: Request, size: int) -> bool:
+    """Whether it shows in one turn, and without reading the body once more, that there is nothing that is banned."""
+    if size > CLEAR_MAX or not usual(request):
+        return False
+    return not banned.anywhere(request.texts) if size <= SLICE else banned.lacking(request.texts)
+
+
 async def _search(trip: Trip, banned: Phrases, request: Request, fields: dict[str, msgspec.Raw], size: int) -> bool:
     """Looks for what is banned. Whether something was masked."""
     if request.tokens:
         raise reject.tokens_unsearchable()
-    if size <= SLICE and usual(request) and not banned.anywhere(request.texts):
-        return False
     texts = Texts(fields)
     if size <= SLICE and not banned.anywhere((*texts.all(), *texts.joined())):
         return False
@@ -96,8 +110,28 @@ async def _search(trip: Trip, banned: Phrases, request: Request, fields: dict[st
     return texts.replace(lambda text: told.get(text, text), across)
 
 
+class _Turns(Pace):
+    """Slices that take about as long as the loop may wait."""
+
+    def __init__(self) -> None:
+        self.size = SLICE // 8
+        self._clock = asyncio.get_running_loop().time
+        self._since = self._clock()
+
+    async def give(self) -> None:
+        """Others have their turn, if it is time."""
+        took = self._clock() - self._since
+        if took < TURN / 4 and self.size < SLICE:
+            self.size *= 2
+        elif took > TURN:
+            self.size = max(SLICE_LEAST, self.size // 2)
+        if took > TURN / 2:
+            await asyncio.sleep(0)
+            self._since = self._clock()
+
+
 class _Search:
-    """Reads the texts of one request, in slices that take about as long as the loop may wait."""
+    """Reads the texts of one request."""
 
     def __init__(self, trip: Trip, banned: Phrases) -> None:
         self.masks = [phrase.mask for phrase in banned.phrases]
@@ -106,32 +140,21 @@ class _Search:
         self._reports = {index for index, phrase in enumerate(banned.phrases) if phrase.action == "report"}
         self._known = NONE  # that only report, and were found: once is enough
         self._state = START  # in which the next text is begun
-        self._size = SLICE // 8  # characters
-        self._clock = asyncio.get_running_loop().time
-        self._since = self._clock()
+        self._turns = _Turns()
 
     async def read(self, text: str) -> tuple[str, list[Span]]:
         """What a text has become, and where it was masked. Raises Reject."""
-        out: list[str] = []
-        masked: list[Span] = []
-        state, at = self._state, 0
-        while at < len(text) and len(self._known) < len(self.masks):
-            piece = text[at : at + self._size]
-            passed = self._banned.read(state, piece, end=at + len(piece) == len(text), known=self._known)
-            self._found(passed)
-            begin = at - len(state.pending)
-            for first, last, index in passed.masked:
-                if index < 0:
-                    masked[-1] = (masked[-1][0], begin + last, masked[-1][2])
-                else:
-                    masked.append((begin + first, begin + last, index))
-            out.append(passed.text)
-            state, at = passed.state, at + len(piece)
-            await self._turn()
-        if at < len(text):
+        slices = Slices(self._banned, self._state, self._known)
+        if len(self._known) == len(self.masks):
             return text, []
-        self._state = state
-        return "".join(out), masked
+        for passed in slices.over(text, self._turns):
+            self._found(passed)
+            slices.known = self._known
+            if len(self._known) == len(self.masks):
+                return text, []
+            await self._turns.give()
+        self._state = slices.state
+        return "".join(slices.out), slices.masked
 
     def _found(self, passed: Passed) -> None:
         self._trip.acted.update([self._banned.phrases[index].name for index in passed.found])
@@ -139,16 +162,6 @@ class _Search:
             raise reject.content_policy(self._banned.phrases[passed.refused].name, "input")
         if passed.found & self._reports:
             self._known |= passed.found & self._reports
-
-    async def _turn(self) -> None:
-        took = self._clock() - self._since
-        if took < TURN / 4 and self._size < SLICE:
-            self._size *= 2
-        elif took > TURN:
-            self._size = max(SLICE_LEAST, self._size // 2)
-        if took > TURN / 2:
-            await asyncio.sleep(0)
-            self._since = self._clock()
 
 
 def over(trip: Trip, rules: ContentRules, via: Via, request: Request) -> Via:
@@ -158,6 +171,13 @@ def over(trip: Trip, rules: ContentRules, via: Via, request: Request) -> Via:
         return via
     disclaimer = "" if _is_shaped(trip.dialect.NAME, request) else rules.disclaimer
     return Ruled(via, lambda: new(Speech(rules, trip.acted), disclaimer), request)
+
+
+async def take_steps(via: Ruled, steps: Steps[None]) -> None:
+    """Reads a long answer under rules to its end."""
+    turns = via.speech.pace = _Turns()
+    for _ in steps:
+        await turns.give()
 
 
 def end(attempt: Attempt, relay: Relay) -> None:

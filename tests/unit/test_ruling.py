@@ -12,9 +12,10 @@ import pytest
 from sluicegate import ruling
 from sluicegate.core.content_rules import ContentRules, Rules
 from sluicegate.core.phrases import MATCHES_MAX, Phrase
-from sluicegate.dialects import anthropic_messages, openai_chat, openai_embeddings
+from sluicegate.dialects import anthropic_messages, openai_chat, openai_completions, openai_embeddings, openai_responses
+from sluicegate.dialects.ruled import SHORT, Ruled
 from sluicegate.reject import Reject
-from support_ruled import STREAMS, ruled
+from support_ruled import STREAMS, ruled, text_in, whole_answer
 from support_ruled import rules as answer_rules
 
 
@@ -120,7 +121,7 @@ async def test_a_long_hostile_request_leaves_the_loop_its_turns() -> None:
     rules = banned(Phrase("p", r"regex:[ab].{0,60}z"))
     begun_all = time.process_time()
     ticking = asyncio.get_running_loop().create_task(others())
-    await asked(trip(), rules, messages=[{"role": "user", "content": "".join(random.Random(1).choices("abcd", k=10_000))}])
+    await asked(trip(), rules, messages=[{"role": "user", "content": "z" + "".join(random.Random(1).choices("abcd", k=10_000))}])
     ticking.cancel()
     assert len(waits) >= (time.process_time() - begun_all) / 0.006
 
@@ -159,3 +160,57 @@ async def test_a_phrase_over_parts_of_a_message_is_found(before: str) -> None:
     blocks = [{"type": "text", "text": "a bo"}, {"type": "text", "text": "mb"}]
     told = await asked(trip(anthropic_messages), MASK, max_tokens=5, system=blocks, messages=[{"role": "user", "content": before + "Hi"}])
     assert [block["text"] for block in json.loads(bytes(told.fields["system"]))] == ["a #", "#"]
+
+
+async def answered(of: Any, rules: ContentRules, answer: bytes) -> tuple[Ruled, bytes]:
+    """What a client gets of a whole answer."""
+    request = SimpleNamespace(fields={}, stream=False)
+    via = ruling.over(of, rules, of.dialect, request)  # type: ignore[arg-type]
+    assert isinstance(via, Ruled)
+    told = via.read_answer(answer)
+    if via.steps is not None:
+        await ruling.take_steps(via, via.steps)
+    return via, told.body or answer
+
+
+@pytest.mark.parametrize("dialect", [openai_chat, openai_completions, openai_responses, anthropic_messages])
+@pytest.mark.parametrize("text", ["a BOMB and a gun", "x " * SHORT + "BOMB and gun", "b" * SHORT + "omb gun bomb", "word " * SHORT])
+async def test_long_answers_are_masked_as_short_ones_are(dialect: Any, text: str) -> None:
+    """Over the borders of slices too, with the disclaimer behind; nothing else changes."""
+    rules = ContentRules((Rules("a", disclaimer="No advice.", banned=MASK.chain[0].banned),))
+    of = trip(dialect)
+    _, told = await answered(of, rules, whole_answer(dialect.NAME, text))
+    masked = text.replace("BOMB", "#").replace("bomb", "#")
+    assert json.loads(told) == json.loads(whole_answer(dialect.NAME, f"{masked}\n\nNo advice."))
+    assert of.acted == ({"p", "q"} if "gun" in text else set())
+    assert text_in(dialect.NAME, told).endswith("No advice.")
+
+
+@pytest.mark.parametrize("size", [0, SHORT])
+async def test_long_answers_are_refused_as_short_ones_are(size: int) -> None:
+    """What is told of them then is nothing that they said."""
+    via, told = await answered(trip(), banned(Phrase("p", "bomb"), Phrase("q", "gun", "mask")), whole_answer("openai_chat", "x " * size + "bomb gun"))
+    assert via.refused == "p"
+    assert json.loads(told)["choices"][0]["message"]["content"] == ""
+
+
+async def test_a_long_hostile_answer_leaves_the_loop_its_turns() -> None:
+    """One text or thousands of short ones, in arguments too: others wait for a few milliseconds at a time."""
+    rules = banned(Phrase("p", r"regex:[ab].{0,60}z", "mask"))
+    hostile = "z" + "".join(random.Random(1).choices("abcd", k=10_000))
+    pieces = ["z" + hostile[at : at + 100] for at in range(0, len(hostile), 100)]
+    calls = [{"id": "t", "type": "function", "function": {"name": "f", "arguments": json.dumps({"a": pieces})}}]
+    for message in ({"content": hostile}, {"content": [{"type": "text", "text": piece} for piece in pieces]}, {"content": None, "tool_calls": calls}):
+        waits: list[float] = []
+
+        async def others(waits: list[float] = waits) -> None:
+            while True:
+                begun = time.perf_counter()
+                await asyncio.sleep(0)
+                waits.append(time.perf_counter() - begun)
+
+        ticking = asyncio.get_running_loop().create_task(others())
+        begun_all = time.process_time()
+        await answered(trip(), rules, json.dumps({"choices": [{"index": 0, "message": {"role": "assistant", **message}}]}).encode())
+        ticking.cancel()
+        assert len(waits) >= (time.process_time() - begun_all) / 0.006

@@ -41,7 +41,12 @@ def _ignored(character: str) -> bool:
 
 def fold(text: str) -> str:
     """A text as phrases are looked for in it. Half of a surrogate pair is an unknown character."""
-    return text.translate(_TABLE)
+    if not text.isascii():
+        return text.translate(_TABLE)
+    folded = text.encode().translate(_ASCII).decode()  # a tenth of the time
+    return folded.replace(_GONE, "") if _GONE in folded else folded
 
 
 _TABLE = _Table({code: _UNKNOWN for code in range(0xD800, 0xE000)} | {code: _folded(chr(code)) for code in range(128)})
+_GONE = "\x7f"  # folds to nothing, as what is mapped to it
+_ASCII = bytes([ord(_TABLE[code] or _GONE) for code in range(128)]) + bytes(range(128, 256))

@@ -3,7 +3,8 @@ r"""The language of patterns in content rules, and what of a pattern RE2 is give
 A pattern is a literal text, or after `regex:` an expression of this language: characters, `.`, `[...]`, `(...)`, `|`, `?`, `{m}`, `{m,n}`, `\d`,
 `\w`, `\s` and their opposites, `\b` at either end. It is read over folded text (folding.py), so it knows no case. Every pattern has a longest match:
 `*`, `+` and `{m,}` are refused, and so is what may be longer than LONGEST characters. Beside itself, a pattern is compiled to what its matches may
-begin with, by which a stream knows how much of a text that goes on has to wait (phrases.py).
+begin with, by which a stream knows how much of a text that goes on has to wait (phrases.py). And it says what every match has in it, so that a text
+without that needs no search.
 
 RE2 does the searching, since its time is linear in the text whatever the pattern; Python's own expressions take exponential time on some. Parsing
 fails with BadPattern, which says what is wrong.
@@ -39,6 +40,8 @@ class Pattern(NamedTuple):
     shortest: int
     longest: int
     words: tuple[bool, bool] = (False, False)  # a word may not go on before it, behind it
+    literal: str = ""  # all that it matches, if that is one text
+    signs: tuple[str, ...] = ()  # texts of which every match has one; (): that is not known
 
 
 _EMPTY = Pattern("", "", 0, 0)
@@ -61,7 +64,7 @@ def _literal(text: str) -> Pattern:
 
 def _one(character: str) -> Pattern:
     written = f"\\x{{{ord(character):X}}}"
-    return Pattern(written, f"(?:{written})?", 1, 1)
+    return Pattern(written, f"(?:{written})?", 1, 1, literal=character, signs=(character,))
 
 
 def _any_of(inside: str) -> Pattern:
@@ -69,12 +72,21 @@ def _any_of(inside: str) -> Pattern:
 
 
 def _sequence(parts: Sequence[Pattern]) -> Pattern:
-    """Halved, so that what it may begin with is nested a few levels deep only."""
+    run, signs = "", list[tuple[str, ...]]()
+    for part in parts:
+        run = run + part.literal if part.literal else ""
+        signs.append((run,) if run else part.signs)
+    literal = run if all([part.literal for part in parts]) else ""
+    return _halved(parts)._replace(literal=literal, signs=max(signs, key=_tells, default=()))
+
+
+def _halved(parts: Sequence[Pattern]) -> Pattern:
+    """So what it may begin with is nested a few levels deep only."""
     if not parts:
         return _EMPTY
     if len(parts) == 1:
         return parts[0]
-    first, then = _sequence(parts[: len(parts) // 2]), _sequence(parts[len(parts) // 2 :])
+    first, then = _halved(parts[: len(parts) // 2]), _halved(parts[len(parts) // 2 :])
     begun = f"(?:{first.begun}|{first.whole}{then.begun})"
     return Pattern(first.whole + then.whole, begun, first.shortest + then.shortest, first.longest + then.longest)
 
@@ -83,13 +95,20 @@ def _either(parts: Sequence[Pattern]) -> Pattern:
     if len(parts) == 1:
         return parts[0]
     whole, begun = ("(?:" + "|".join(written) + ")" for written in ([part.whole for part in parts], [part.begun for part in parts]))
-    return Pattern(whole, begun, min(part.shortest for part in parts), max(part.longest for part in parts))
+    signs = tuple(sign for part in parts for sign in part.signs) if all(part.signs for part in parts) else ()
+    return Pattern(whole, begun, min(part.shortest for part in parts), max(part.longest for part in parts), signs=signs)
 
 
 def _repeated(part: Pattern, least: int, most: int) -> Pattern:
     if not most:
         return _EMPTY
-    return Pattern(f"(?:{part.whole}){{{least},{most}}}", f"(?:{part.whole}){{0,{most - 1}}}{part.begun}", part.shortest * least, part.longest * most)
+    begun = f"(?:{part.whole}){{0,{most - 1}}}{part.begun}"
+    return Pattern(f"(?:{part.whole}){{{least},{most}}}", begun, part.shortest * least, part.longest * most, signs=part.signs if least else ())
+
+
+def _tells(signs: tuple[str, ...]) -> tuple[int, int]:
+    """How much it tells that a text has none of these."""
+    return min([len(sign) for sign in signs], default=0), -len(signs)
 
 
 class _Parser:

@@ -9,7 +9,7 @@ which makes its last letter another one.
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import Any, Literal, NamedTuple
 
@@ -21,6 +21,7 @@ from sluicegate.core.patterns import LETTERS, BadPattern, Pattern, parse
 HELD_MAX = 4_096  # characters of a text that goes on
 MATCHES_MAX = 5_000  # that are masked one by one; the text that follows them is masked as one
 PROGRAM_MAX = 50_000  # instructions of RE2, of all phrases together: about as many characters as they are long
+SIGNS_MAX = 16  # more of them take longer than a search
 
 Action = Literal["refuse", "mask", "report"]
 
@@ -69,16 +70,27 @@ class Passed(NamedTuple):
 NONE: frozenset[int] = frozenset()
 
 
+class Pace:
+    """How many characters are searched between two turns of others. Whoever gives those sets it as it goes."""
+
+    size = 1 << 40  # no turns
+
+
+AT_ONCE = Pace()
+
+
 class Phrases:
     """Several phrases, compiled. Those that refuse and those that mask act; for those that report, texts stay as they are."""
 
-    __slots__ = ("_any", "_begun", "_each", "_first", "_rank", "phrases")
+    __slots__ = ("_any", "_begun", "_each", "_first", "_rank", "_signs", "phrases")
 
     def __init__(self, phrases: Sequence[Phrase]) -> None:
         """Raises BadPattern."""
         self.phrases = tuple(phrases)
         self._rank = [phrase.action != "refuse" for phrase in phrases]
         parsed = [parse(phrase.pattern, phrase.words) for phrase in phrases]
+        signs = {sign for one in parsed for sign in one.signs} if all(one.signs for one in parsed) else set()
+        self._signs = tuple(signs) if len(signs) <= SIGNS_MAX else ()  # one of which is in every text that has a phrase; (): they are not known
         wholes = [_before(one) + one.whole + _behind(one) for one in parsed]
         self._each = [_compiled(whole) for whole in wholes]
         self._any = _compiled("|".join(wholes))
@@ -90,23 +102,35 @@ class Phrases:
         """Which are in a whole text."""
         return self.read(START, text, end=True, known=known).found
 
-    def anywhere(self, texts: Iterable[str]) -> bool:
+    def lacking(self, texts: Sequence[str]) -> bool:
+        """Whether it shows without a search that none is in any of these texts."""
+        return self._lacks(fold("".join(texts)))
+
+    def anywhere(self, texts: Sequence[str]) -> bool:
         """Whether any is in one of these texts."""
+        if self._lacks(fold("".join(texts))):
+            return False
         return self._any.search((EDGE + EDGE.join([fold(text) for text in texts]) + EDGE).encode()) is not None
+
+    def _lacks(self, folded: str) -> bool:
+        for sign in self._signs:
+            if sign in folded:
+                return False
+        return self._signs != ()
 
     def read(self, state: State, more: str, *, end: bool, known: frozenset[int] = NONE) -> Passed:
         """One more piece of a text. end: it is the last. known: phrases that only report, and that have been found before: nobody looks for them."""
         if state.left < 0:
             return Passed(State(left=0) if end else state, "", NONE, masked=((0, len(more), -1),))
         text = state.pending + more
-        folded = fold(text)
-        data = (state.before + folded + (EDGE if end else "")).encode()
-        if not text or (not state.looked and not state.masked and self._is_clear(data, end)):
+        folded, begun = fold(text), bool(state.looked or state.masked)
+        data = b"" if end and self._lacks(folded) else (state.before + folded + (EDGE if end else "")).encode()
+        if not text or (not begun and (not data or self._is_clear(data, end))):
             return Passed(_ended(state.left) if end else State(folded[-1:] or state.before, left=state.left), text, NONE)  # the usual case
         base = len(state.before.encode())
         starts = _starts(text, folded, base)
         held = len(text) if end else self._held(data, text, starts)
-        if self._any.search(data) is None:
+        if not data or self._any.search(data) is None:
             out = text[state.masked : held]
             after = _ended(state.left) if end else self._next(state, data, text, starts, held, max(state.masked, held), ())
             return Passed(after, out, NONE)
@@ -195,6 +219,36 @@ class Phrases:
                 more -= 1
                 at = looked[index] = last
                 yield begin, behind, index
+
+
+class Slices:
+    """One text, searched a slice at a time: what it has become so far, and where it was masked. `known` as in `Phrases.read`."""
+
+    __slots__ = ("_phrases", "known", "masked", "out", "state")
+
+    def __init__(self, phrases: Phrases, state: State = START, known: frozenset[int] = NONE) -> None:
+        self._phrases = phrases
+        self.state = state
+        self.known = known
+        self.out: list[str] = []
+        self.masked: list[Span] = []
+
+    def over(self, text: str, pace: Pace) -> Iterator[Passed]:
+        """What was found, slice by slice."""
+        at = 0
+        while at < len(text):
+            piece = text[at : at + pace.size]
+            passed = self._phrases.read(self.state, piece, end=at + len(piece) == len(text), known=self.known)
+            begin = at - len(self.state.pending)
+            for first, last, index in passed.masked:
+                if index < 0:
+                    self.masked[-1] = (self.masked[-1][0], begin + last, self.masked[-1][2])
+                else:
+                    self.masked.append((begin + first, begin + last, index))
+            self.out.append(passed.text)
+            self.state = passed.state
+            at += len(piece)
+            yield passed
 
 
 def divided(pieces: Sequence[str], masked: Sequence[Span], masks: Sequence[str]) -> list[str]:

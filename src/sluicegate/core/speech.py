@@ -5,18 +5,25 @@ searched by itself. Arguments are JSON: where something may be masked or refused
 they say, and every string in them, names included, is a text of its own; so masked arguments stay JSON. What never becomes JSON is read as a text.
 
 After a refusal every text is empty. A `mark` is the state up to some point, to which an answer can be taken back that ends there (relay.py).
+
+What comes in one piece may be long: `Steps` are such a search, with a pause between two slices of a text (`Speech.pace`) and between two texts.
 """
 
-from typing import Any
+from collections.abc import Generator
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Struct
 
 from sluicegate.core.content_rules import ContentRules
-from sluicegate.core.phrases import NONE, START, Phrases, State, divided
+from sluicegate.core.phrases import AT_ONCE, NONE, START, Phrases, Slices, Span, State, divided
 
+T = TypeVar("T")
+Steps = Generator[None, None, T]
 Channel = tuple[str | int, ...]
 Mark = dict[Channel, "_Open"]
+
+CLEAR_MAX = 1 << 16  # characters that are looked over at once, where that is no search
 
 _decode = msgspec.json.Decoder().decode
 _encode = msgspec.json.Encoder().encode
@@ -33,6 +40,16 @@ class _Open(Struct, frozen=True, gc=False):
 _TEXT, _ARGUMENTS = _Open(), _Open(arguments="")
 
 
+def at_once(steps: Steps[T]) -> T:
+    """All of them without a pause."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            told: T = end.value
+            return told
+
+
 class Speech:
     """One answer. `acted` gets the names of the rules that were found; `refused` is the one that ends the answer."""
 
@@ -43,6 +60,7 @@ class Speech:
         self._acted = acted
         self._known = NONE  # phrases that only report, and were found: once is enough
         self._open: Mark = {}
+        self.pace = AT_ONCE
         self.masks = 0  # times that something was found that may not be said
         self.refused = ""
 
@@ -108,29 +126,50 @@ class Speech:
         """A text that came in one piece."""
         if self._any is None or (not self.refused and not self._any.anywhere((text,))):
             return text
-        if self._noted is not None and not self._all_noted:
-            self._found(self._noted, self._noted.find(text, self._known))
-        if self._banned is None:
-            return text
-        passed = self._banned.read(START, text, end=True)
-        whole = "" if self.refused else passed.text
-        self._found(self._banned, passed.found, passed.refused)
-        return whole
+        return at_once(self._read(text))[0]
 
-    def joined(self, pieces: list[str]) -> list[str]:
+    def read(self, text: str) -> Steps[str]:
+        """The same in steps."""
+        if self._any is None:
+            return text
+        if len(text) <= self.pace.size:
+            yield
+            return self.whole(text)
+        if not self.refused and len(text) <= CLEAR_MAX and self._any.lacking((text,)):
+            yield
+            return text
+        told, _ = yield from self._read(text)
+        return told
+
+    def _read(self, text: str) -> Steps[tuple[str, list[Span]]]:
+        """What a text has become, and where it was masked."""
+        if self._noted is not None and not self._all_noted:
+            slices = Slices(self._noted, known=self._known)
+            for passed in slices.over(text, self.pace):
+                self._found(self._noted, passed.found)
+                slices.known = self._known
+                yield
+                if self._all_noted:
+                    break
+        if self._banned is None:
+            return text, []
+        slices = Slices(self._banned)
+        for passed in slices.over(text, self.pace):
+            self._found(self._banned, passed.found, passed.refused)
+            yield
+            if passed.refused >= 0:
+                break
+        return "" if self.refused else "".join(slices.out), slices.masked
+
+    def joined(self, pieces: list[str]) -> Steps[list[str]]:
         """Texts, each of which was read, that a client reads as one."""
         text = "".join(pieces)
-        if self._any is None or self.refused or not self._any.anywhere((text,)):
+        if self._any is None or self.refused or (len(text) <= self.pace.size and not self._any.anywhere((text,))):
             return pieces
-        if self._noted is not None and not self._all_noted:
-            self._found(self._noted, self._noted.find(text, self._known))
-        if self._banned is None:
-            return pieces
-        passed = self._banned.read(START, text, end=True)
-        self._found(self._banned, passed.found, passed.refused)
+        _, masked = yield from self._read(text)
         if self.refused:
             return ["" for _ in pieces]
-        return divided(pieces, passed.masked, [phrase.mask for phrase in self._banned.phrases])
+        return divided(pieces, masked, [phrase.mask for phrase in self._banned.phrases]) if self._banned is not None else pieces
 
     def waits(self, channel: Channel) -> bool:
         """Whether something of a text may be the beginning of a phrase."""
@@ -150,21 +189,33 @@ class Speech:
 
     def whole_arguments(self, arguments: str) -> str:
         """Arguments that came in one piece, as JSON text."""
+        return at_once(self.read_arguments(arguments))
+
+    def read_arguments(self, arguments: str) -> Steps[str]:
+        """The same in steps."""
         try:
             given = _decode(arguments)
-            masked = self.strings(given)
+            masked = yield from self.read_strings(given)
             return arguments if masked == given else _encode(masked).decode()
         except (ValueError, RecursionError):
-            return self.whole(arguments)
+            told = yield from self.read(arguments)
+            return told
 
-    def strings(self, value: Any) -> Any:
-        """A value with every string in it as `whole`."""
+    def read_strings(self, value: Any) -> Steps[Any]:
+        """A value with every string in it as it was read."""
         if isinstance(value, str):
-            return self.whole(value)
-        if isinstance(value, list):
-            return [self.strings(each) for each in value]
-        if isinstance(value, dict):
-            return {self.whole(name): self.strings(each) for name, each in value.items()}
+            value = yield from self.read(value)
+        elif isinstance(value, list):
+            told = []
+            for each in value:
+                told.append((yield from self.read_strings(each)))
+            return told
+        elif isinstance(value, dict):
+            members = {}
+            for name, each in value.items():
+                named = yield from self.read(name)
+                members[named] = yield from self.read_strings(each)
+            return members
         return value
 
     def mark(self) -> Mark:

@@ -7,13 +7,18 @@ be read as text (tokens, files, pictures) is not searched.
 The system prompt is a message of its own before all others (chat, messages as a block of `system`), the beginning of `instructions` (responses) or
 of each prompt (completions). A client that sends it has it where it would stand, or it is taken out elsewhere: it is there once. Embeddings get
 none.
+
+Where nothing else changes (`begun`), the request is not read again: a text of its own stands before all others, which are counted as before. That is
+what its dialect would read of the new body.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from copy import copy
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import msgspec
-from msgspec import Raw
+from msgspec import Raw, Struct
 
 from sluicegate.core.content_rules import BETWEEN
 from sluicegate.dialects.form import BadRequest, Request
@@ -49,13 +54,17 @@ Leaf = tuple[Any, Any, str]  # an object or a list, the place in it, the text th
 def usual(request: Request) -> bool:
     """Whether `Request.texts` has every text of it as it is, and none has parts."""
     fields = request.fields
-    return fields.keys() <= _USUAL and not any("\\" in text for text in request.texts) and not any(_has_parts(fields, name) for name in _IN_PARTS)
-
-
-def _has_parts(fields: Mapping[str, Raw], name: str) -> bool:
-    """Whether there may be a list of parts in a field, or it is one."""
-    value = bytes(fields.get(name, b""))
-    return value.find(b"[", name != "system") >= 0
+    if not _USUAL.issuperset(fields):
+        return False
+    for text in request.texts:
+        if "\\" in text:
+            return False
+    for name in _IN_PARTS:  # there may be a list of parts in one, or it is one
+        if name in fields and bytes(fields[name]).find(b"[", name != "system") >= 0:
+            break
+    else:
+        return True
+    return False
 
 
 NOTHING: Mapping[int, str] = {}
@@ -239,6 +248,81 @@ def _completions(fields: dict[str, Any], _prompts: Sequence[str], joined: str) -
     return new != several
 
 
+class _Message(Struct, gc=False):
+    role: str
+    content: str | list[Raw] | None = None
+
+
+class _Beginning(NamedTuple):
+    """A system prompt, and how each dialect says it."""
+
+    text: str
+    alone: frozenset[str]  # what a system message says that says nothing else
+    value: bytes
+    message: bytes
+    block: bytes
+
+
+_OF_SYSTEM = frozenset(("system", "developer"))
+_decode_messages = msgspec.json.Decoder(list[_Message]).decode
+
+
+@lru_cache(1024)
+def _beginning(prompts: tuple[str, ...]) -> _Beginning:
+    text = BETWEEN.join(prompts)
+    message, block = _encode({"role": "system", "content": text}), _encode([{"type": "text", "text": text}])
+    return _Beginning(text, frozenset(("", text, *prompts)), _encode(text), b"[%b," % message, block)
+
+
+def begun(dialect: str, request: Request, prompts: tuple[str, ...]) -> Request | None:
+    """The request with system prompts before everything else, if that is all that has to be done; None where `prompted` has to do it."""
+    told = _BEGUN.get(dialect)
+    if told is None or request.unbounded:
+        return None
+    beginning = _beginning(prompts)
+    change = told(request.fields, beginning)
+    if change is None:
+        return None
+    name, value, messages = change
+    new: Request = copy(request)
+    new.fields = {**request.fields, name: Raw(value)}
+    new.texts = [beginning.text, *request.texts]
+    new.messages += messages
+    return new
+
+
+_Change = tuple[str, bytes, int]  # a field, what it is, messages more
+
+
+def _begun_chat(fields: Mapping[str, Raw], beginning: _Beginning) -> _Change | None:
+    messages = fields["messages"]
+    try:
+        for message in _decode_messages(messages):
+            if message.role in _OF_SYSTEM:
+                said = message.content
+                if not isinstance(said, str) or said.startswith(beginning.text) or said.strip() in beginning.alone:
+                    return None
+    except RecursionError:
+        return None
+    return "messages", beginning.message + bytes(messages)[1:], 1
+
+
+def _begun_responses(fields: Mapping[str, Raw], beginning: _Beginning) -> _Change | None:
+    told = bytes(fields.get("input", b"null"))
+    if bytes(fields.get("instructions", b"null")) != b"null" or told[:1] != b'"':
+        return None
+    return "instructions", beginning.value, 1
+
+
+def _begun_messages(fields: Mapping[str, Raw], beginning: _Beginning) -> _Change | None:
+    return ("system", beginning.block, 0) if bytes(fields.get("system", b"null")) == b"null" else None
+
+
+_BEGUN: dict[str, Callable[[Mapping[str, Raw], _Beginning], _Change | None]] = {
+    "openai_chat": _begun_chat,
+    "openai_responses": _begun_responses,
+    "anthropic_messages": _begun_messages,
+}
 _PUT: dict[str, Callable[[dict[str, Any], Sequence[str], str], bool]] = {
     "openai_chat": _chat,
     "openai_completions": _completions,

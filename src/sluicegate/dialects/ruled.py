@@ -6,6 +6,9 @@ has to wait comes with a later event, at the latest with the one that ends it. I
 ends behind the last event that was covered: what came later was never said.
 
 Where a rule refuses what was said, an event of kind "refused" follows the last text before it.
+
+A whole answer of the usual shape, which says one text, is changed in its bytes. Any other is decoded and encoded; a long one in steps, between which
+others have their turns (`Ruled.steps`, ruling.py).
 """
 
 from collections.abc import Callable, Iterable
@@ -15,7 +18,8 @@ from typing import Any, Protocol
 import msgspec
 from msgspec import Struct
 
-from sluicegate.core.speech import Mark, Speech
+from sluicegate.core.content_rules import BETWEEN
+from sluicegate.core.speech import Mark, Speech, Steps, at_once
 from sluicegate.core.usage import Usage
 from sluicegate.dialects.between import Between
 from sluicegate.dialects.form import Answer, Event, Request, Target
@@ -25,6 +29,10 @@ from sluicegate.dialects.sse import RawEvent
 from sluicegate.dialects.sse import Reader as Lines
 
 _decode = msgspec.json.Decoder().decode
+_decode_text = msgspec.json.Decoder(str).decode
+_encode = msgspec.json.Encoder().encode
+
+SHORT = 4_096  # bytes of an answer that is searched at once
 
 # Fields that hold what a model wrote, wherever in an answer they stand; and those of them that hold JSON.
 TEXTS = frozenset(("content", "text", "reasoning", "reasoning_content", "refusal", "thinking", "summary", "transcript", "input", "code"))
@@ -38,7 +46,8 @@ class Shaper(Protocol):
 
     speech: Speech
 
-    def body(self, answer: dict[str, Any]) -> bool: ...  # changes a whole answer; whether it did
+    def usual(self, data: bytes) -> bytes | None: ...  # a whole answer of the usual shape, as `reworded`
+    def body(self, answer: dict[str, Any]) -> Steps[bool]: ...  # changes any whole answer; whether it did
     def event(self, event: RawEvent) -> list[bytes]: ...  # what the client reads instead of an event
     def mark(self) -> Any: ...
     def back_to(self, mark: Any) -> None: ...
@@ -137,6 +146,7 @@ class Ruled:
         self._inner = inner
         self._new_shaper = shaper
         self._streams = request.stream
+        self.steps: Steps[None] | None = None  # that are left to take before a whole answer can be told
         self._shaper: Shaper | None = None
         self._reader: Reader | None = None
         self._refused_at_end = ""
@@ -145,6 +155,12 @@ class Ruled:
     def left_out(self) -> list[str]:
         """Fields of the request that the provider's dialect has no place for."""
         return self._inner.left_out if isinstance(self._inner, Between) else []
+
+    @property
+    def speech(self) -> Speech:
+        """Of an answer that has come."""
+        assert self._shaper is not None
+        return self._shaper.speech
 
     @property
     def refused(self) -> str:
@@ -156,13 +172,20 @@ class Ruled:
         return written
 
     def read_answer(self, body: bytes) -> Answer:
-        """As it is metered; `body` is what the client gets."""
+        """As it is metered; `body` is what the client gets, after the `steps` of a long one."""
         answer: Answer = self._inner.read_answer(body)
         if answer.readable and answer.failure is None and not self._streams:
-            self._shaper = self._new_shaper()
-            told = decoded(answer.body or body)
-            if isinstance(told, dict) and self._shaper.body(told):
-                answer.body = encoded(told)
+            shaper = self._shaper = self._new_shaper()
+            data = answer.body or body
+            told = shaper.usual(data) if len(data) <= SHORT else None
+            if told is not None:
+                answer.body = told or answer.body
+                return answer
+            steps = _changed(answer, data, shaper)
+            if len(data) <= SHORT:
+                at_once(steps)
+            else:
+                self.steps = steps
         return answer
 
     def streamed(self, body: bytes) -> bytes:
@@ -192,6 +215,14 @@ class Ruled:
         return self._reader.truncated(after, written) if self._reader is not None and after is not None else written
 
 
+def _changed(answer: Answer, data: bytes, shaper: Shaper) -> Steps[None]:
+    told = decoded(data)
+    if isinstance(told, dict):
+        changed = yield from shaper.body(told)
+        if changed:
+            answer.body = encoded(told)
+
+
 # -- for shapers --------------------------------------------------------------------------------------------------------------------------
 
 
@@ -208,26 +239,48 @@ def written(event: RawEvent, data: Any) -> bytes:
     return (b"event: %b\n" % event.event.encode() if event.event else b"") + b"data: %b\n\n" % encoded(data)
 
 
+def reworded(speech: Speech, disclaimer: str, data: bytes, said: bytes) -> bytes | None:
+    """An answer that says one text and nothing else, as its client may read it; b"" if that is as it came. None: it cannot be changed so. said: that
+    text in JSON."""
+    around = data.split(said) if said[:1] == b'"' else ()
+    if len(around) != 2:
+        return None
+    text = _decode_text(said)
+    told = speech.whole(text)
+    if disclaimer and told and not told.rstrip().endswith(disclaimer):
+        told = told + BETWEEN + disclaimer
+    return _encode(told).join(around) if told != text else b""
+
+
 def whole(speech: Speech, value: Any) -> bool:
     """Masks every text in an object or a list. Whether that changed anything."""
+    return at_once(reading(speech, value))
+
+
+def reading(speech: Speech, value: Any) -> Steps[bool]:
+    """The same in steps."""
     changed = False
     for key, each in _members(value):
+        told = each
         if isinstance(each, str):
-            told = speech.whole(each) if key in TEXTS else speech.whole_arguments(each) if key in ARGUMENTS else each
-            if told != each:
-                value[key], changed = told, True
+            if key in TEXTS:
+                told = yield from speech.read(each)
+            elif key in ARGUMENTS:
+                told = yield from speech.read_arguments(each)
         elif key == LOGPROBS and each and speech.acts:
-            value[key], changed = [] if isinstance(each, list) else None, True
+            told = [] if isinstance(each, list) else None
         elif key == "input" and isinstance(each, dict):  # of a call
-            told = speech.strings(each)
-            if told != each:
-                value[key], changed = told, True
+            told = yield from speech.read_strings(each)
         elif isinstance(each, dict | list):
-            changed |= whole(speech, each)
-    return (isinstance(value, list) and joined(speech, value)) or changed
+            inside = yield from reading(speech, each)
+            changed |= inside
+        if told is not each and told != each:
+            value[key], changed = told, True
+    beside = isinstance(value, list) and (yield from joined(speech, value))
+    return beside or changed
 
 
-def joined(speech: Speech, parts: list[Any]) -> bool:
+def joined(speech: Speech, parts: list[Any]) -> Steps[bool]:
     """Masks what stands in several parts side by side, as if their texts were one. Whether that changed anything."""
     changed = False
     for kind, alike in groupby(parts, lambda part: part.get("type") if isinstance(part, dict) and isinstance(part.get("text"), str) else None):
@@ -235,7 +288,8 @@ def joined(speech: Speech, parts: list[Any]) -> bool:
         if kind is None or len(run) < 2:
             continue
         texts = [part["text"] for part in run]
-        for part, old, told in zip(run, texts, speech.joined(texts), strict=True):
+        masked = yield from speech.joined(texts)
+        for part, old, told in zip(run, texts, masked, strict=True):
             if told != old:
                 part["text"], changed = told, True
     return changed

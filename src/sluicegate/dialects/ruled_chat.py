@@ -4,16 +4,16 @@ What has to wait at the end of a choice comes in a chunk of its own before the o
 does the disclaimer. It stands behind the text of each choice that says something and calls no tool: an answer that calls one goes on.
 """
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Raw, Struct
 
 from sluicegate.core.content_rules import BETWEEN
-from sluicegate.core.speech import Channel, Speech
+from sluicegate.core.speech import Channel, Speech, Steps
 from sluicegate.dialects.openai_body import int_or
 from sluicegate.dialects.openai_responses_output import encoded
-from sluicegate.dialects.ruled import decoded, pieces, whole, written
+from sluicegate.dialects.ruled import decoded, pieces, reading, reworded, written
 from sluicegate.dialects.sse import RawEvent
 
 
@@ -35,7 +35,39 @@ class _Chunk(Struct, gc=False):
     choices: list[_Choice]
 
 
+_NOTHING = Raw(b"")
+
+
+class _Message(Struct, gc=False, forbid_unknown_fields=True):
+    role: str | None = None
+    content: Raw = _NOTHING
+    refusal: None = None
+    annotations: Annotated[list[Raw], Meta(max_length=0)] | None = None
+    reasoning: None = None
+    reasoning_content: None = None
+    tool_calls: Annotated[list[Raw], Meta(max_length=0)] | None = None
+    function_call: None = None
+    audio: None = None
+
+
+class _Told(Struct, gc=False, forbid_unknown_fields=True):
+    index: int = 0
+    message: _Message | None = None
+    text: Raw = _NOTHING
+    logprobs: None = None
+    finish_reason: str | None = None
+    stop_reason: None = None
+    token_ids: None = None
+
+
+class _Answer(Struct, gc=False):
+    """The usual whole answer, in which something is said and nothing else. Only here is speed of interest."""
+
+    choices: Annotated[list[_Told], Meta(max_length=1, min_length=1)]
+
+
 _decode_chunk = msgspec.json.Decoder(_Chunk).decode
+_decode_answer = msgspec.json.Decoder(_Answer).decode
 _CALLS = ("tool_calls", "function_call")
 _PARTS = ("content", "thinking")  # where there may be a list of them
 _SAID = ("content", "text")  # where the client reads the answer itself
@@ -59,10 +91,20 @@ class Shaper:
 
     # -- in one piece ---------------------------------------------------------------------------------------------------------------------
 
-    def body(self, answer: dict[str, Any]) -> bool:
+    def usual(self, data: bytes) -> bytes | None:
+        """An answer of the usual shape."""
+        try:
+            choice = _decode_answer(data).choices[0]
+            content = bytes(choice.message.content) if choice.message is not None else b""
+            said = bytes(choice.text)
+            return reworded(self.speech, self._disclaimer, data, said or content) if not (said and content) else None
+        except (ValueError, RecursionError):
+            return None
+
+    def body(self, answer: dict[str, Any]) -> Steps[bool]:
         """Masks it and adds the disclaimer."""
         choices = answer.get("choices")
-        changed = whole(self.speech, choices)
+        changed = yield from reading(self.speech, choices)
         for choice in choices if self._disclaimer and isinstance(choices, list) else ():
             if isinstance(choice, dict):
                 message = choice.get("message")

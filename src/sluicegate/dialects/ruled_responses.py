@@ -8,10 +8,10 @@ of the last item, if that is a message: so the events that end a text are held b
 from typing import Any
 
 from sluicegate.core.content_rules import BETWEEN
-from sluicegate.core.speech import Channel, Speech
+from sluicegate.core.speech import Channel, Speech, Steps
 from sluicegate.dialects.openai_body import int_or, text_of
 from sluicegate.dialects.openai_responses_output import ARGUMENTS, KINDS, TEXT, encoded
-from sluicegate.dialects.ruled import LOGPROBS, decoded, whole, written
+from sluicegate.dialects.ruled import LOGPROBS, decoded, reading, whole, written
 from sluicegate.dialects.sse import RawEvent
 
 _ENDS = frozenset(("response.completed", "response.incomplete", "response.failed", "response.cancelled"))
@@ -39,11 +39,16 @@ class Shaper:
 
     # -- in one piece ---------------------------------------------------------------------------------------------------------------------
 
-    def body(self, answer: dict[str, Any]) -> bool:
+    def usual(self, data: bytes) -> bytes | None:
+        """Its text may stand in it twice."""
+        return None
+
+    def body(self, answer: dict[str, Any]) -> Steps[bool]:
         """Masks it and adds the disclaimer."""
-        changed = whole(self.speech, answer.get("output"))
+        changed = yield from reading(self.speech, answer.get("output"))
         if isinstance(answer.get("output_text"), str):
-            changed |= whole(self.speech, answer)
+            again = yield from reading(self.speech, answer)
+            changed |= again
         part = _last_part(answer)
         if part is None or not self._disclaimer or not part["text"] or part["text"].rstrip().endswith(self._disclaimer):
             return changed

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sluicegate.core import phrases as module
 from sluicegate.core.folding import EDGE, fold
 from sluicegate.core.patterns import BadPattern, parse
-from sluicegate.core.phrases import HELD_MAX, START, Phrase, Phrases, divided
+from sluicegate.core.phrases import HELD_MAX, START, Pace, Phrase, Phrases, Slices, divided
 
 
 def banned(*patterns: str, action: str = "mask", words: bool = False, mask: str = "#") -> Phrases:
@@ -259,3 +259,49 @@ def test_a_pattern_knows_its_longest_match() -> None:
     """By which it is refused, and by which streams wait."""
     assert (parse("regex:a{2,5}(?:bc|d)").shortest, parse("regex:a{2,5}(?:bc|d)").longest) == (3, 7)
     assert parse("a b").longest == 6
+
+
+@pytest.mark.parametrize(
+    ("pattern", "signs"),
+    [
+        ("bomb", ("bomb",)),
+        ("Top Secret", ("secret",)),
+        ("regex:acme ?corp", ("acme",)),
+        ("regex:(?:one|three)!?", ("one", "three")),
+        ("regex:x(?:one|[a-c])", ("x",)),
+        (r"regex:\d{4}", ()),
+        ("regex:a?[bc]", ()),
+        ("regex:(?:ab){2,3}c?", ("ab",)),
+        ("regex:(?:ab){0,3}c", ("c",)),
+    ],
+)
+def test_what_every_match_has_in_it_is_known(pattern: str, signs: tuple[str, ...]) -> None:
+    """The longest text of which that is certain, or one of several."""
+    assert parse(pattern).signs == signs
+
+
+@given(st.lists(st.sampled_from([pattern for pattern in PATTERNS if parse(pattern).signs]), min_size=1, max_size=3), st.text(ALPHABET, max_size=20))
+@settings(max_examples=200, deadline=None)
+def test_a_text_without_the_signs_has_no_phrase(patterns: list[str], text: str) -> None:
+    """What is not searched for that reason has nothing that a search would find."""
+    phrases = banned(*patterns)
+    if phrases.lacking((text,)):
+        assert not any(pattern.search(f"{EDGE}{fold(text)}{EDGE}".encode()) for pattern in phrases._each)
+
+
+@given(st.text(st.characters(max_codepoint=127)))
+def test_a_text_in_ascii_is_folded_as_any_other(text: str) -> None:
+    """The short way gives the same."""
+    assert fold(text) == fold(text + "\u00e4")[:-2]
+
+
+@given(st.text(ALPHABET, max_size=60), st.integers(1, 9))
+@settings(max_examples=60, deadline=None)
+def test_slices_of_a_text_say_what_the_whole_says(text: str, size: int) -> None:
+    """The same text, masked at the same places."""
+    phrases, pace = banned("ab", "regex:b.{0,4}a"), Pace()
+    pace.size = size
+    slices = Slices(phrases)
+    found = set().union(*[passed.found for passed in slices.over(text, pace)])
+    told = phrases.read(START, text, end=True)
+    assert ("".join(slices.out), slices.masked, found) == (told.text, list(told.masked), set(told.found))

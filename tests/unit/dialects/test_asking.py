@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sluicegate.dialects.asking import Texts, prompted
+from sluicegate.dialects import anthropic_messages, openai_chat, openai_responses
+from sluicegate.dialects.asking import Texts, begun, prompted
 from sluicegate.dialects.form import BadRequest
 
 USER = {"role": "user", "content": "Hi"}
@@ -133,3 +134,64 @@ def test_a_prompt_of_tokens_is_refused() -> None:
     with pytest.raises(BadRequest) as error:
         prompted("openai_completions", fields({"prompt": [1, 2]}), ("A.",))
     assert (error.value.param, error.value.code) == ("prompt", "content_policy")
+
+
+SYSTEM = {"role": "system", "content": "C."}
+PARTS = {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "https://a.b/c"}}]}
+CALL = {"role": "assistant", "tool_calls": [{"id": "t", "type": "function", "function": {"name": "f", "arguments": "{}"}}]}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
+
+
+@pytest.mark.parametrize(
+    ("dialect", "body", "short"),
+    [
+        (openai_chat, {"messages": [USER]}, True),
+        (
+            openai_chat,
+            {"messages": [SYSTEM, PARTS, CALL, {"role": "tool", "tool_call_id": "t", "content": "x"}], "tools": [TOOL], "stream": True},
+            True,
+        ),
+        (openai_chat, {"messages": [USER, {"role": "user", "content": "odd", "more": {"a": 1}}], "max_tokens": 5, "odd_field": "x"}, True),
+        (openai_chat, {"messages": [{"role": "system", "content": "B."}, USER]}, False),
+        (openai_chat, {"messages": [{"role": "developer", "content": " "}, USER]}, False),
+        (openai_chat, {"messages": [{"role": "system", "content": [{"type": "text", "text": "C."}]}, USER]}, False),
+        (openai_chat, {"messages": [{"role": "system", "content": BOTH + " More."}, USER]}, False),
+        (openai_responses, {"input": "Hi", "max_output_tokens": 5}, True),
+        (openai_responses, {"input": "Hi", "instructions": None}, True),
+        (openai_responses, {"input": "Hi", "instructions": "C."}, False),
+        (openai_responses, {"input": [USER]}, False),
+        (anthropic_messages, {"messages": [USER], "max_tokens": 5}, True),
+        (anthropic_messages, {"messages": [USER], "max_tokens": 5, "system": "C."}, False),
+    ],
+)
+def test_what_a_prompt_adds_is_counted_as_its_dialect_counts_it(dialect: Any, body: dict[str, Any], short: bool) -> None:
+    """A request that is not read again has every figure that it would have if it were; where more than that changes it is left alone."""
+    request = dialect.read_request(json.dumps({"model": "m", **body}).encode())
+    before = dialect.read_request(json.dumps({"model": "m", **body}).encode())
+    told = begun(dialect.NAME, request, ("A.", "B."))
+    assert (told is not None) is short
+    assert request == before
+    if told is not None:
+        changed = dict(request.fields)
+        prompted(dialect.NAME, changed, ("A.", "B."))
+        assert plain(told.fields) == plain(changed)
+        again = dialect.read_request(msgspec.json.encode(told.fields))
+        assert msgspec.structs.replace(told, fields={}) == msgspec.structs.replace(again, fields={})
+
+
+@given(
+    st.lists(
+        st.fixed_dictionaries(
+            {"role": st.sampled_from(["system", "developer", "user"])}, optional={"content": st.sampled_from(["A.", BOTH, " ", "Hi", None])}
+        ),
+        min_size=1,
+        max_size=3,
+    )
+)
+@settings(max_examples=100, deadline=None)
+def test_the_short_way_and_the_long_one_tell_the_same(messages: list[dict[str, Any]]) -> None:
+    """Whatever a client has said first."""
+    request = openai_chat.read_request(json.dumps({"model": "m", "messages": messages}).encode())
+    told, changed = begun("openai_chat", request, ("A.", "B.")), dict(request.fields)
+    prompted("openai_chat", changed, ("A.", "B."))
+    assert told is None or plain(told.fields) == plain(changed)
