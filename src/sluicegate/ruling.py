@@ -15,7 +15,7 @@ import msgspec
 from sluicegate import reject, telling
 from sluicegate.core.content_rules import ContentRules
 from sluicegate.core.estimate import Learned
-from sluicegate.core.phrases import NONE, START, Pace, Passed, Phrases, Slices, Span, divided
+from sluicegate.core.phrases import NONE, SLICE_LEAST, START, Pace, Passed, Phrases, Slices, Span, divided
 from sluicegate.core.plan import Plan
 from sluicegate.core.speech import CLEAR_MAX, Speech, Steps
 from sluicegate.dialects import anthropic_messages, parameters, ruled_chat, ruled_messages, ruled_responses
@@ -33,8 +33,6 @@ _SHAPERS: dict[str, Callable[[Speech, str], Shaper]] = {  # by the client's dial
 }
 _SHAPES = {"openai_chat": "response_format", "openai_responses": "text", "anthropic_messages": "output_config"}  # where an answer is asked to be JSON
 
-SLICE = 4_096  # characters that are searched at once, at most
-SLICE_LEAST = 128
 TURN = 0.001  # seconds that a turn of the loop takes, about
 
 _encode = msgspec.json.Encoder().encode
@@ -87,7 +85,7 @@ def _is_clear(banned: Phrases, request: Request, size: int) -> bool:
     """Whether it shows in one turn, and without reading the body once more, that there is nothing that is banned."""
     if size > CLEAR_MAX or not usual(request):
         return False
-    return not banned.anywhere(request.texts) if size <= SLICE else banned.lacking(request.texts)
+    return not banned.anywhere(request.texts) if size <= banned.at_once else banned.lacking(request.texts)
 
 
 async def _search(trip: Trip, banned: Phrases, request: Request, fields: dict[str, msgspec.Raw], size: int) -> bool:
@@ -95,7 +93,7 @@ async def _search(trip: Trip, banned: Phrases, request: Request, fields: dict[st
     if request.tokens:
         raise reject.tokens_unsearchable()
     texts = Texts(fields)
-    if size <= SLICE and not banned.anywhere((*texts.all(), *texts.joined())):
+    if size <= banned.at_once and not banned.anywhere((*texts.all(), *texts.joined())):
         return False
     search = _Search(trip, banned)
     told: dict[str, str] = {}
@@ -113,16 +111,18 @@ async def _search(trip: Trip, banned: Phrases, request: Request, fields: dict[st
 class _Turns(Pace):
     """Slices that take about as long as the loop may wait."""
 
-    def __init__(self) -> None:
-        self.size = SLICE // 8
+    def __init__(self, most: int) -> None:
+        """most: characters, whatever they take."""
+        self.size = max(SLICE_LEAST, most // 8)
+        self._most = most
         self._clock = asyncio.get_running_loop().time
         self._since = self._clock()
 
     async def give(self) -> None:
         """Others have their turn, if it is time."""
         took = self._clock() - self._since
-        if took < TURN / 4 and self.size < SLICE:
-            self.size *= 2
+        if took < TURN / 4:
+            self.size = min(self._most, self.size * 2)
         elif took > TURN:
             self.size = max(SLICE_LEAST, self.size // 2)
         if took > TURN / 2:
@@ -140,7 +140,7 @@ class _Search:
         self._reports = {index for index, phrase in enumerate(banned.phrases) if phrase.action == "report"}
         self._known = NONE  # that only report, and were found: once is enough
         self._state = START  # in which the next text is begun
-        self._turns = _Turns()
+        self._turns = _Turns(banned.at_once)
 
     async def read(self, text: str) -> tuple[str, list[Span]]:
         """What a text has become, and where it was masked. Raises Reject."""
@@ -175,7 +175,7 @@ def over(trip: Trip, rules: ContentRules, via: Via, request: Request) -> Via:
 
 async def take_steps(via: Ruled, steps: Steps[None]) -> None:
     """Reads a long answer under rules to its end."""
-    turns = via.speech.pace = _Turns()
+    turns = via.speech.pace = _Turns(via.speech.at_once)
     for _ in steps:
         await turns.give()
 
@@ -200,5 +200,5 @@ def refuse(attempt: Attempt) -> None:
 
 def _is_shaped(dialect: str, request: Request) -> bool:
     """The answer is asked to be JSON, which a disclaimer would break."""
-    name = _SHAPES.get(dialect, "")
-    return b"json" in bytes(request.fields.get(name, b"")) or "output_format" in request.fields
+    fields, name = request.fields, _SHAPES.get(dialect, "")
+    return (name in fields and b"json" in bytes(fields[name])) or "output_format" in fields

@@ -11,9 +11,9 @@ import pytest
 
 from sluicegate import ruling
 from sluicegate.core.content_rules import ContentRules, Rules
-from sluicegate.core.phrases import MATCHES_MAX, Phrase
+from sluicegate.core.phrases import MATCHES_MAX, SLICE, Phrase
 from sluicegate.dialects import anthropic_messages, openai_chat, openai_completions, openai_embeddings, openai_responses
-from sluicegate.dialects.ruled import SHORT, Ruled
+from sluicegate.dialects.ruled import Ruled
 from sluicegate.reject import Reject
 from support_ruled import STREAMS, ruled, text_in, whole_answer
 from support_ruled import rules as answer_rules
@@ -46,7 +46,7 @@ async def test_a_request_in_which_nothing_is_found_is_the_same() -> None:
         assert of.acted == set()
 
 
-@pytest.mark.parametrize("before", ["", "x " * 20_000, "b" * ruling.SLICE, "x" * (ruling.SLICE - 2)])
+@pytest.mark.parametrize("before", ["", "x " * 20_000, "b" * SLICE, "x" * (SLICE - 2)])
 async def test_long_texts_are_masked_as_short_ones_are(before: str) -> None:
     """Over the borders of slices too; everything else is as it was, the figures are those of the new texts."""
     of = trip()
@@ -137,7 +137,7 @@ async def test_a_text_full_of_a_phrase_is_read_in_short_turns_and_little_time(ac
     assert told.texts[0].count("#") == (MATCHES_MAX + 1 if action == "mask" else 0)
 
 
-@pytest.mark.parametrize("before", ["", "x" * ruling.SLICE])
+@pytest.mark.parametrize("before", ["", "x" * SLICE])
 async def test_a_phrase_over_parts_of_a_message_is_found(before: str) -> None:
     """Parts that stand side by side are read as one, each by itself too; a picture between them, or another message, parts them."""
 
@@ -174,7 +174,7 @@ async def answered(of: Any, rules: ContentRules, answer: bytes) -> tuple[Ruled, 
 
 
 @pytest.mark.parametrize("dialect", [openai_chat, openai_completions, openai_responses, anthropic_messages])
-@pytest.mark.parametrize("text", ["a BOMB and a gun", "x " * SHORT + "BOMB and gun", "b" * SHORT + "omb gun bomb", "word " * SHORT])
+@pytest.mark.parametrize("text", ["a BOMB and a gun", "x " * SLICE + "BOMB and gun", "b" * SLICE + "omb gun bomb", "word " * SLICE])
 async def test_long_answers_are_masked_as_short_ones_are(dialect: Any, text: str) -> None:
     """Over the borders of slices too, with the disclaimer behind; nothing else changes."""
     rules = ContentRules((Rules("a", disclaimer="No advice.", banned=MASK.chain[0].banned),))
@@ -186,7 +186,7 @@ async def test_long_answers_are_masked_as_short_ones_are(dialect: Any, text: str
     assert text_in(dialect.NAME, told).endswith("No advice.")
 
 
-@pytest.mark.parametrize("size", [0, SHORT])
+@pytest.mark.parametrize("size", [0, SLICE])
 async def test_long_answers_are_refused_as_short_ones_are(size: int) -> None:
     """What is told of them then is nothing that they said."""
     via, told = await answered(trip(), banned(Phrase("p", "bomb"), Phrase("q", "gun", "mask")), whole_answer("openai_chat", "x " * size + "bomb gun"))

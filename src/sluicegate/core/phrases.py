@@ -22,6 +22,8 @@ HELD_MAX = 4_096  # characters of a text that goes on
 MATCHES_MAX = 5_000  # that are masked one by one; the text that follows them is masked as one
 PROGRAM_MAX = 50_000  # instructions of RE2, of all phrases together: about as many characters as they are long
 SIGNS_MAX = 16  # more of them take longer than a search
+SLICE, SLICE_LEAST = 4_096, 128  # characters that are searched at once, at most
+_AT_ONCE = 1_500_000  # characters times instructions: a few milliseconds, if a text has as many beginnings under way as there can be
 
 Action = Literal["refuse", "mask", "report"]
 
@@ -82,7 +84,7 @@ AT_ONCE = Pace()
 class Phrases:
     """Several phrases, compiled. Those that refuse and those that mask act; for those that report, texts stay as they are."""
 
-    __slots__ = ("_any", "_begun", "_each", "_first", "_rank", "_signs", "phrases")
+    __slots__ = ("_any", "_begun", "_each", "_first", "_rank", "_signs", "at_once", "phrases")
 
     def __init__(self, phrases: Sequence[Phrase]) -> None:
         """Raises BadPattern."""
@@ -94,6 +96,7 @@ class Phrases:
         wholes = [_before(one) + one.whole + _behind(one) for one in parsed]
         self._each = [_compiled(whole) for whole in wholes]
         self._any = _compiled("|".join(wholes))
+        self.at_once = min(SLICE, max(SLICE_LEAST, _AT_ONCE // self._any.programsize))  # characters that may be searched in one turn
         begun = "(?:" + "|".join([_before(one) + one.begun for one in parsed]) + r")\z"
         self._begun = _compiled(begun)
         self._first = _compiled("|".join([*wholes, begun]))

@@ -61,6 +61,7 @@ class Speech:
         self._known = NONE  # phrases that only report, and were found: once is enough
         self._open: Mark = {}
         self.pace = AT_ONCE
+        self.at_once = self._any.at_once if self._any is not None else CLEAR_MAX  # characters that may be read in one turn
         self.masks = 0  # times that something was found that may not be said
         self.refused = ""
 
@@ -122,6 +123,10 @@ class Speech:
         arguments = self.whole_arguments(state.arguments)
         return arguments if self.acts else ""
 
+    def clear(self, text: str) -> bool:
+        """Whether it shows without a search that nothing is in a text."""
+        return self._any is None or (not self.refused and self._any.lacking((text,)))
+
     def whole(self, text: str) -> str:
         """A text that came in one piece."""
         if self._any is None or (not self.refused and not self._any.anywhere((text,))):
@@ -130,12 +135,10 @@ class Speech:
 
     def read(self, text: str) -> Steps[str]:
         """The same in steps."""
-        if self._any is None:
-            return text
         if len(text) <= self.pace.size:
             yield
             return self.whole(text)
-        if not self.refused and len(text) <= CLEAR_MAX and self._any.lacking((text,)):
+        if len(text) <= CLEAR_MAX and self.clear(text):
             yield
             return text
         told, _ = yield from self._read(text)

@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Struct
 
 from sluicegate.core.content_rules import BETWEEN
-from sluicegate.core.speech import Mark, Speech, Steps, at_once
+from sluicegate.core.speech import CLEAR_MAX, Mark, Speech, Steps, at_once
 from sluicegate.core.usage import Usage
 from sluicegate.dialects.between import Between
 from sluicegate.dialects.form import Answer, Event, Request, Target
@@ -32,7 +32,6 @@ _decode = msgspec.json.Decoder().decode
 _decode_text = msgspec.json.Decoder(str).decode
 _encode = msgspec.json.Encoder().encode
 
-SHORT = 4_096  # bytes of an answer that is searched at once
 
 # Fields that hold what a model wrote, wherever in an answer they stand; and those of them that hold JSON.
 TEXTS = frozenset(("content", "text", "reasoning", "reasoning_content", "refusal", "thinking", "summary", "transcript", "input", "code"))
@@ -177,12 +176,12 @@ class Ruled:
         if answer.readable and answer.failure is None and not self._streams:
             shaper = self._shaper = self._new_shaper()
             data = answer.body or body
-            told = shaper.usual(data) if len(data) <= SHORT else None
+            told = shaper.usual(data) if len(data) <= CLEAR_MAX else None
             if told is not None:
                 answer.body = told or answer.body
                 return answer
             steps = _changed(answer, data, shaper)
-            if len(data) <= SHORT:
+            if len(data) <= shaper.speech.at_once:
                 at_once(steps)
             else:
                 self.steps = steps
@@ -246,6 +245,8 @@ def reworded(speech: Speech, disclaimer: str, data: bytes, said: bytes) -> bytes
     if len(around) != 2:
         return None
     text = _decode_text(said)
+    if len(text) > speech.at_once and not speech.clear(text):
+        return None
     told = speech.whole(text)
     if disclaimer and told and not told.rstrip().endswith(disclaimer):
         told = told + BETWEEN + disclaimer
