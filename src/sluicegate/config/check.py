@@ -12,7 +12,7 @@ from rich.console import RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from sluicegate.config import schema
+from sluicegate.config import check_rules, schema
 from sluicegate.config.fields import Path, show_path
 from sluicegate.config.load import Loaded
 from sluicegate.core.counters import name, scope_name
@@ -27,9 +27,10 @@ _LENGTHS_MS = {"hour": 3_600_000, "day": 86_400_000, "week": 604_800_000, "month
 
 
 def report(loaded: Loaded, now_ms: int) -> list[RenderableType]:
-    """Tables of tenants and keys, limits, models and deployments, then the warnings, one line each."""
-    policy = loaded.policy
-    tables: list[RenderableType] = [_keys(policy), _limits(policy, now_ms), _models(policy), _deployments(policy)]
+    """Tables of tenants and keys, limits, content rules, models and deployments, of the cache and logs, then the warnings, one line each."""
+    policy, ruled = loaded.policy, check_rules.rules(loaded.config)
+    tables: list[RenderableType] = [_keys(policy), _limits(policy, now_ms), *([_rows("Content rules", ruled, "of", "rules")] if ruled else [])]
+    tables += [_models(policy), _deployments(policy), _rows("Cache, logs and traces", check_rules.kept(loaded.config), "of", "setting")]
     return tables + [f"[yellow]warning[/] {escape(line)}" for line in warnings(loaded)]
 
 
@@ -47,6 +48,13 @@ def _table(title: str, *columns: str) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold", header_style="dim")
     for column in columns:
         table.add_column(column, overflow="fold")
+    return table
+
+
+def _rows(title: str, rows: Sequence[tuple[str, str]], *columns: str) -> Table:
+    table = _table(title, *columns)
+    for row in rows:
+        table.add_row(*(escape(cell) for cell in row))
     return table
 
 

@@ -82,6 +82,87 @@ def test_next_reset_is_told_in_the_zone_of_the_window() -> None:
     assert "2026-11-30 15:00:00 UTC" in text
 
 
+RULED = """
+rules: {banned: [{name: cards, pattern: 'regex:[0-9]{16}', action: mask, mask: '[CARD]', words: on}]}
+"""
+TREE = """{acme: {rules: {system_prompt: 'You work for ACME.', disclaimer: No advice., max_input: 64KB, max_input_tokens: 8000,
+  force: {temperature: 0.5}, ceilings: {max_output: 2048, n: 2}}, models: [chat], children: {
+    support: {rules: {banned: [{name: rivals, pattern: globex, action: report, on: output}],
+      ceilings: {n: 1, temperature: 0.2, reasoning_effort: low}},
+      keys: [{name: bot, sha256: '%s', rules: {force: {stop: [END], store: off}}}, {name: man, sha256: '%s'}]}, sales: {}}}, other: {}, third: {}}"""
+
+
+def test_content_rules_are_shown_as_they_bind() -> None:
+    """Of each tenant, with or without keys, and of keys that have some of their own: what comes from above, too, and from whom; alike ones once."""
+    table = shown(loaded("[]", TREE % ("a" * 64, "b" * 64), more=RULED)).partition("Content rules")[2].partition("Models")[0]
+    rows = [" ".join(line.replace("│", " ").split()) for line in table.splitlines()]
+    cards = "cards: masked as '[CARD]' in requests and answers, whole words (everybody)"
+    both = ["input: at most 8,000 tokens", "input: at most 64,000 bytes"]
+    support = [
+        cards, 'system prompt: "You work for ACME." (acme)', 'disclaimer: "No advice." (acme)', "rivals: reported in answers", *both,
+        "temperature: 0.2, whatever is asked for", "max_output: at most 2,048", "n: at most 1", "reasoning_effort: at most low",
+        "thinking_budget: at most 1,024", "models: chat",
+    ]  # fmt: skip
+    bot = [line if line != support[3] else f"{line} (acme/support)" for line in support]
+    forced = ["stop: 'END', whatever is asked for", "store: off, whatever is asked for"]
+    acme = [
+        cards, 'system prompt: "You work for ACME."', 'disclaimer: "No advice."', *both, "temperature: 0.5, whatever is asked for",
+        "max_output: at most 2,048", "n: at most 2", "models: chat",
+    ]  # fmt: skip
+    sales = [line if "prompt" not in line and "disclaimer" not in line else f"{line} (acme)" for line in acme]
+    want = [acme, support, sales, [cards], bot[:6] + bot[6:7] + forced + bot[7:]]
+    names = ["acme", "acme/support", "acme/sales", "other", "acme/support/@bot"]
+    text = "\n".join(rows)
+    for name, lines in zip(names, want, strict=True):
+        for line in lines:
+            assert line in text, (name, line)
+        assert f"{name} {lines[0]}" in text
+    assert "\nthird\n" in text
+    assert "acme/support/@man" not in text
+    assert "Content rules" not in shown(loaded("[]", f"{{acme: {{keys: [{key('a')}]}}}}"))
+
+
+def test_a_long_text_of_rules_is_shown_by_its_beginning() -> None:
+    """On one line."""
+    text = shown(loaded("[]", f"{{acme: {{keys: [{key('a')}]}}}}", more='rules: {system_prompt: "Be kind.\\n\\n' + "word " * 100 + '"}'))
+    assert 'system prompt: "Be kind. word word' in text
+    assert "…" in text and "(509 characters) (everybody)" in text
+
+
+@pytest.mark.parametrize(
+    ("more", "rows"),
+    [
+        ("", ["cache off", "access lines to standard error, as text", "request log off", "traces off"]),
+        (
+            "cache: {mode: all, max_bytes: 1MB}\nlog: {access: json, requests: {to: stdout}, prompts: hash}",
+            [
+                "cache in the memory of each worker, 1,000,000 bytes at most; answers of up to 262,144 bytes",
+                "access lines to standard error, as json",
+                "request log to standard output",
+                "prompts in it by their hash and length",
+            ],
+        ),
+        (
+            "cache: {mode: all, backend: redis}\nledger: redis://127.0.0.1/0\nrecords: postgresql://u:p@h/d\n"
+            "log: {access: 'off', requests: {to: /x/requests.log, rotate: {keep: 3, gzip: off}}, masks: [{name: STAFF, pattern: 'E[0-9]{6}'}]}\n"
+            "tracing: {endpoint: 'http://127.0.0.1:4318', prompts: redacted}",
+            [
+                "cache in the ledger's Redis; answers of up to 262,144 bytes",
+                "access lines off",
+                "request log to /x/requests.log, a new file at 100,000,000 bytes, 3 old ones kept",
+                "prompts in it with personal data and credentials masked; own masks: STAFF",
+                "traces to http://127.0.0.1:4318/v1/traces, with the beginnings of prompts, masked",
+            ],
+        ),
+    ],
+)
+def test_what_is_kept_of_requests_is_shown(more: str, rows: list[str]) -> None:
+    """Where the cache and the logs are, and what of prompts is in them."""
+    table = shown(loaded("[]", f"{{acme: {{keys: [{key('a')}]}}}}", more=more)).partition("Cache, logs and traces")[2]
+    text = "\n".join([" ".join(line.replace("│", " ").split()) for line in table.splitlines()])
+    assert [row for row in rows if row not in text] == []
+
+
 def test_nothing_shown_is_a_secret() -> None:
     """Neither clients' keys nor credentials of providers."""
     text = (
