@@ -1,25 +1,27 @@
-"""A text as it reads without the escapes of JSON (`joe\\u0040example.com`, `\\/`), with a way back to how each part of it is written.
+"""A text as it reads without the escapes of JSON (`joe\\u0040example.com`, `\\/`), and where each part of it is written.
 
-    read = yield from read_in_steps(text)      # None: there are none in it
-    read.text                                  # joe@example.com
-    read.written(3, 4)                         # \\u0040
+    read = yield from read_in_steps(text, slashes=True)     # None: there are none in it
+    read.text                                               # joe@example.com
+    read.places([3, 4])                                     # 3, 9: before \\u0040 and behind it
 
-Only characters that rules know are read; of a run of one to eight backslashes, which is as deep as JSON is inside of JSON; never from the middle of
-one. All else stays as it is.
+Only characters that rules know are read, slashes where that is asked for (a text may be full of them, and few rules look for one); of a run of one to
+eight backslashes, which is as deep as JSON is inside of JSON; never from the middle of one. All else stays as it is.
 
 Invariants: read in steps of STEP characters, each in a time that is linear in them; what is kept beside the text are two numbers for a step.
 """
 
 import re
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Generator
-from itertools import accumulate
+from itertools import accumulate, count, repeat
+from operator import add, sub
 
-_ESCAPE = re.compile(r"((?<!\\)\\{1,8}(?:/|u(?:0[0-5]|20)[0-9A-Fa-f]{2}))")
+_BY_NUMBER = re.compile(r"(\\(?<!\\\\)\\{0,7}u(?:0[0-5]|20)[0-9A-Fa-f]{2})")
+_ESCAPE = re.compile(r"(\\(?<!\\\\)\\{0,7}(?:/|u(?:0[0-5]|20)[0-9A-Fa-f]{2}))")
 _ESCAPE_MAX = 13  # characters
 _run = re.compile(r"(?:\\{1,8}(?!\\))?").match  # of backslashes that could begin an escape
-STEP = 4_096  # characters, of which as many may be escapes as take as long as a slice does
+STEP = 1_024  # characters
 
 
 class _Read(dict[str, str]):
@@ -36,37 +38,42 @@ _read_as = _Read().__getitem__
 class Read:
     """A text without its escapes."""
 
-    __slots__ = ("_cuts", "_known", "_reads", "_step", "_text", "text")
+    __slots__ = ("_behind", "_cuts", "_escape", "_moved", "_reads", "_step", "_written", "text")
 
-    def __init__(self, text: str, written: str, reads: "array[int]", cuts: "array[int]") -> None:
-        """reads, cuts: where each step begins, in the text and as it is written."""
+    def __init__(self, text: str, written: str, escape: "re.Pattern[str]", reads: "array[int]", cuts: "array[int]") -> None:
+        """escape: what is read. reads, cuts: where each step begins, in the text and as it is written; and where the last one ends."""
         self.text = text
-        self._text, self._reads, self._cuts = written, reads, cuts
+        self._escape = escape
+        self._written, self._reads, self._cuts = written, reads, cuts
         self._step = -1  # whose escapes are known
-        self._known: tuple[list[int], list[int]] = [], []  # the places behind each of them, in the text and as it is written
+        self._behind: list[int] = []  # the places behind each of them, in the text
+        self._moved: list[int] = []  # and by how much what is behind as many of them is further on as it is written
 
-    def written(self, start: int, end: int) -> str:
-        """How what stands between these two places of the text is written."""
-        return self._text[self._place(start) : self._place(end)]
+    def places(self, places: list[int]) -> list[int]:
+        """Where these places of the text, in their order, are in it as it is written. They are found many at a time."""
+        found: list[int] = []
+        last = len(self._reads) - 2
+        while len(found) < len(places):
+            done = len(found)
+            step = min(bisect_right(self._reads, places[done]) - 1, last)
+            if step != self._step:
+                self._turn_to(step)
+            some = places[done : bisect_left(places, self._reads[step + 1], done) if step < last else None]
+            found += map(add, some, map(self._moved.__getitem__, map(bisect_right, repeat(self._behind), some)))
+        return found
 
-    def _place(self, at: int) -> int:
-        step = bisect_right(self._reads, at) - 1
-        if step != self._step:
-            self._step, self._known = step, self._places(step)
-        reads, places = self._known
-        before = bisect_right(reads, at) - 1
-        return at - reads[before] + places[before]
-
-    def _places(self, step: int) -> tuple[list[int], list[int]]:
-        start = self._cuts[step]
-        parts = _ESCAPE.split(self._text[start : self._cuts[step + 1] if step + 1 < len(self._cuts) else len(self._text)])
-        written = list(accumulate(map(len, parts), initial=start))[::2]
-        parts[1::2] = ["/"] * (len(parts) // 2)  # any one character
-        return list(accumulate(map(len, parts), initial=self._reads[step]))[::2], written
+    def _turn_to(self, step: int) -> None:
+        self._step = step
+        parts = self._escape.split(self._written[self._cuts[step] : self._cuts[step + 1]])
+        written = list(accumulate(map(len, parts), initial=self._cuts[step]))[2::2]
+        moved = list(map(sub, accumulate(map(len, parts[1::2]), initial=self._cuts[step] - self._reads[step]), count()))
+        self._behind = list(map(sub, written, moved[1:]))
+        self._moved = moved
 
 
-def read_in_steps(text: str) -> Generator[str, None, Read | None]:
+def read_in_steps(text: str, slashes: bool) -> Generator[str, None, Read | None]:
     """Each step yields an empty text. None: there are no escapes in it."""
+    escape = _ESCAPE if slashes else _BY_NUMBER
     pieces: list[str] = []
     reads, cuts = array("q"), array("q")
     length = start = 0
@@ -75,7 +82,7 @@ def read_in_steps(text: str) -> Generator[str, None, Read | None]:
         end = _cut(text, start + STEP)
         piece = text[start:end]
         if "\\" in piece:
-            parts = _ESCAPE.split(piece)
+            parts = escape.split(piece)
             if len(parts) > 1:
                 escaped = True
                 parts[1::2] = map(_read_as, parts[1::2])
@@ -85,7 +92,9 @@ def read_in_steps(text: str) -> Generator[str, None, Read | None]:
         pieces.append(piece)
         start, length = end, length + len(piece)
         yield ""
-    return Read("".join(pieces), text, reads, cuts) if escaped else None
+    reads.append(length)
+    cuts.append(len(text))
+    return Read("".join(pieces), text, escape, reads, cuts) if escaped else None
 
 
 def _cut(text: str, near: int) -> int:

@@ -37,6 +37,7 @@ def begins(literal: str, before: str = "A-Za-z0-9_") -> str:
 
 ENDS = r"(?![A-Za-z0-9_]|\[[A-Z][A-Z_]{1,20}\])"  # a word ends; a mask is a word, so that masking what is masked changes nothing
 
+SLASH = r"\\{0,8}/"  # as JSON may have it, too
 _KEY = r"A-Za-z0-9_\-"
 _ECHOED = rf"{_KEY}.%+/=~*…•"  # as error texts write them
 _VENDORS = ("gsk_", "xai-", "hf_", "r8_", "pplx-", "nvapi-", "fw_", "tgp_", "csk-", "sk_live_", "rk_live_", "pk_live_", "sk_test_")
@@ -55,11 +56,12 @@ DIGIT = "[0-9](?<![0-9][0-9])"  # an anchor: the first of a number
 def _keys(least: int, characters: str, google: int, before: str = "A-Za-z0-9_") -> list[Rule]:
     """What is called a key: ours, OpenAI's and Anthropic's (`sk-`), Google's, GitHub's, and those of other providers."""
     rest, more = run_of(characters), rf"(?=[{characters}]{{{least}}})"
-    vendors = ("-", "(?<=ai-|lx-|pi-|sk-)" + more), ("_", "(?<=sk_|hf_|r8_|fw_|gp_|ve_|st_)" + more)  # by the last three characters of each
+    dashed = ("-", "(?<=sk-|ai-|lx-|pi-)" + more)
+    vendors = dashed, ("_", "(?<=sk_|hf_|r8_|fw_|gp_|ve_|st_)" + more)  # by the last three characters of each
     return [
-        _rule("API_KEY", begins("sk-", before) + rf"[{characters}]{{{least}}}", ["sk-"], rest, (("-", "(?<=sk-)" + more),)),
+        _rule("API_KEY", begins("sk-", before) + rf"[{characters}]{{{least}}}", ["sk-"], rest, (dashed,)),
         _rule("API_KEY", begins("AIza", before) + rf"[{characters}]{{{google}}}", ["AIza"], rest, (("I", "(?<=AI)(?=za)"),)),
-        _rule("API_KEY", begins("ya29.", before) + rf"[{characters}]{{{google}}}", ["ya29."], rest, ((DIGIT, r"(?<=ya2)(?=9\.)"),)),
+        _rule("API_KEY", begins("ya29.", before) + rf"[{characters}]{{{google}}}", ["ya29."], rest, ((DIGIT, r"9\.(?<=ya29\.)"),)),
         _rule(
             "API_KEY",
             rf"gh(?<![A-Za-z0-9_]gh)[opsur]_[A-Za-z0-9]{{{least},255}}",
@@ -80,11 +82,11 @@ def _keys(least: int, characters: str, google: int, before: str = "A-Za-z0-9_") 
 # A secret of AWS has no shape but its length: it is known by the name before it, or by the id of its key.
 _AWS_ID = r"A[KS]IA[A-Z0-9]{16}"
 _SET = r"[\"'\\\s:=>]{1,12}"
-_AWS_SECRET = r"[A-Za-z0-9/+]{40}(?![A-Za-z0-9/+=])"
+_AWS_SECRET = rf"(?:[A-Za-z0-9/+]{{40}}|(?:[A-Za-z0-9+]|{SLASH}){{40}}(?!{SLASH}))(?![A-Za-z0-9/+=])"
 _AWS_NAMES = (r"ecret[_ -]?(?:[aA]ccess)?[_ -]?[kK]ey", r"ECRET[_ -]?(?:ACCESS)?[_ -]?KEY")
 
 
-def _group(found: "re.Match[str]") -> tuple[int, int]:
+def _group(found: "re.Match[str]", _start: int, _end: int) -> tuple[int, int]:
     return found.span(1)
 
 
@@ -119,7 +121,7 @@ def _pem(text: str, start: int, end: int) -> tuple[int, bool]:
 _JWT = run_of(rf"{_KEY}.")
 
 STRICT = (
-    _rule("PRIVATE_KEY", r"-----BEGIN [A-Z0-9 ]{0,24}PRIVATE KEY(?: BLOCK)?-----", ["-----BEGIN "], _pem, (("-", "(?=----BEGIN )"),)),
+    _rule("PRIVATE_KEY", r"-----BEGIN [A-Z0-9 ]{0,24}PRIVATE KEY(?: BLOCK)?-----", ["-----BEGIN "], _pem, (("B", "(?<=-----B)(?=EGIN )"),)),
     _rule("JWT", begins("eyJ", rf"{_KEY}") + rf"[{_KEY}]{{5,400}}+\.[{_KEY}]{{2}}", ["eyJ"], _JWT, (("J", rf"(?<=eyJ)(?=[{_KEY}]{{5}})"),)),
     *_AWS,
     *_keys(16, _KEY, 30),

@@ -25,9 +25,10 @@ REACH = 512
 SLICE = 8_192  # characters, of which the last REACH are looked at again: at most 32 KiB, in whatever script
 SHORT = SLICE - REACH  # characters that one slice has
 
-CANDIDATES = 16  # in a slice, of a gate: where there are more, nobody looks which rules they are of
+CANDIDATES = 16  # in a slice: where there are more clues, all rules are tried whose anchors are in it
 
-Check = Callable[["re.Match[str]"], tuple[int, int] | None]  # what is to be masked of a match: (start, end); None: nothing
+# (match, from, to) -> what is to be masked of a match that goes from here to there: (start, end); None: nothing.
+Check = Callable[["re.Match[str]", int, int], tuple[int, int] | None]
 Rest = Callable[[str, int, int], tuple[int, bool]]  # (text, from, to) -> where it ends, or up to where it is known to go, and whether that is its end
 
 
@@ -50,14 +51,15 @@ Region = tuple[int, int, int, Rest | None]
 class Masks(tuple[Rule, ...]):
     """Rules that are looked for together. Most texts have nothing that any of them fits: one or two patterns tell, which find the clues of all.
 
-    An anchor is a character, or a pattern of one; what must stand around it is one that consumes nothing. Anchors that are alike belong together:
-    where a clue of one of their rules fits, none of them is left out.
+    An anchor is a character, around which a pattern must fit that consumes nothing, or a pattern of one, where any may follow. Anchors that are alike
+    belong together: where a clue of one of their rules fits, none of them is left out.
     """
 
     def __init__(self, _: Iterable[Rule]) -> None:
         self.texts = [f"[{rule.name}]" for rule in self]
-        self._all = range(len(self))
         self._always = [rank for rank, rule in enumerate(self) if not rule.clues]
+        self.slashes = bool(self._always)  # escaped ones are read: whoever gives clues, knows how slashes are written
+        self.escape = "\\" if self.slashes else "\\u"  # of which there is one where there is an escape to be read
         anchors: dict[str, tuple[list[str], list[int]]] = {}
         for rank, rule in enumerate(self):
             for anchor, around in rule.clues:
@@ -65,35 +67,28 @@ class Masks(tuple[Rule, ...]):
                 conditions += [around] if around not in conditions else []
                 ranks.append(rank)
         # A search that begins with one of some characters is fast; one for one of some patterns is not.
-        gates = [[anchor for anchor in anchors if len(anchor) == 1], *([anchor] for anchor in anchors if len(anchor) > 1)]
-        self._gates = [
-            (re.compile("|".join([_clue(anchor, anchors[anchor][0]) for anchor in gate])), [anchors[anchor][1] for anchor in gate])
-            for gate in gates
-            if gate
-        ]
-        self._searches = [gate.search for gate, _ in self._gates]
+        literal = [anchor for anchor in anchors if len(anchor) == 1]
+        self._gate = re.compile("|".join([f"{re.escape(one)}(?:{'|'.join(anchors[one][0])})()" for one in literal]) or "(?!)")
+        self._literal = [(anchor, anchors[anchor][1]) for anchor in literal]
+        others = [anchor for anchor in anchors if len(anchor) > 1]
+        self._searches = [(re.compile(f"{one}(?:{'|'.join(anchors[one][0])})").search, anchors[one][1]) for one in others]
 
     def harmless(self, text: str) -> bool:
         """Nothing in it is masked. Where that is not seen at a glance, the answer is no."""
-        if self._always or "\\" in text:
-            return False
-        return not any([search(text) for search in self._searches])
+        return not (self._always or self.escape in text or self._gate.search(text) or any([search(text) for search, _ in self._searches]))
 
     def possible(self, text: str, start: int, end: int) -> Iterable[int]:
         """The ranks of the rules that may fit something between these two."""
-        ranks: set[int] | None = None
-        for gate, ranked in self._gates:
-            for count, found in enumerate(gate.finditer(text, start, end), 1):
-                if count > CANDIDATES:
-                    return self._all
-                ranks = ranks or set(self._always)
-                ranks.update(ranked[(found.lastindex or 1) - 1])
-        return self._always if ranks is None else ranks
-
-
-def _clue(anchor: str, conditions: list[str]) -> str:
-    """Ends with a group, which tells whose it is."""
-    return f"{anchor if len(anchor) > 1 else re.escape(anchor)}(?:{'|'.join(conditions)})()"
+        ranks: set[int] = set()
+        for count, found in enumerate(self._gate.finditer(text, start, end), 1):
+            if count > CANDIDATES:
+                ranks.update(*[some for anchor, some in self._literal if text.find(anchor, start, end) >= 0])
+                break
+            ranks.update(self._literal[(found.lastindex or 1) - 1][1])
+        for search, some in self._searches:
+            if search(text, start, end):
+                ranks.update(some)
+        return ranks.union(self._always) if ranks else self._always
 
 
 class Finder:
@@ -117,41 +112,40 @@ class Finder:
         if limit > at:
             self._at = limit
         if at >= limit or (signs and not any([text.find(sign, at, end) >= 0 for sign in signs])):
-            return []
+            return regions
         for found in pattern.finditer(text, at, end):
             first, last = found.span()
-            if first >= limit:
-                break
             if last > limit:
+                if first >= limit:
+                    break
                 self._at = last
-            if check is not None:
-                span = check(found)
-                if span is None or span[0] < self._covered:
-                    continue
-                first, last = span
-            if rest is None:
+            if check is None:
                 regions.append((first, rank, last, None))
-            else:
-                self._covered, ended = rest(text, last, end)
-                regions.append((first, rank, self._covered, None if ended else rest))
+            elif (span := check(found, first, last)) is not None:
+                if rest is None:
+                    regions.append((span[0], rank, span[1], None))
+                elif span[0] >= self._covered:
+                    self._covered, ended = rest(text, span[1], end)
+                    regions.append((span[0], rank, self._covered, None if ended else rest))
         return regions
 
 
 def slices(text: str, masks: Masks, size: int = SLICE) -> Iterator[str]:
     """The text with masks, in pieces. Where what is to be masked overlaps, one mask stands for all of it, by the name of what begins first."""
-    if "\\" in text:
-        read = yield from read_in_steps(text)
+    if masks.escape in text:
+        read = yield from read_in_steps(text, masks.slashes)
         if read is not None:
             pieces = []
-            for piece in _slices(read.text, masks, size, read.written):
+            for piece in _slices(read.text, masks, size, text, read.places):
                 pieces.append(piece)
                 yield ""
             text = "".join(pieces)
-    yield from _slices(text, masks, size, lambda start, end: text[start:end])
+    yield from _slices(text, masks, size, text)
 
 
-def _slices(text: str, masks: Masks, size: int, written: Callable[[int, int], str]) -> Iterator[str]:
-    """written: how a part of the text is written."""
+def _slices(text: str, masks: Masks, size: int, written: str, places: Callable[[list[int]], list[int]] | None = None) -> Iterator[str]:
+    """written: the text as it is written. places: where in it places of the text are; None: they are the same."""
+    names = masks.texts
     finders: dict[int, Finder] = {}
     waiting: list[Region] = []  # that begin behind the slice
     going_on: dict[Rest, int] = {}  # whose end is not known, and up to where each is known to go
@@ -165,23 +159,35 @@ def _slices(text: str, masks: Masks, size: int, written: Callable[[int, int], st
             finder = finders.get(rank)
             if finder is None:
                 finder = finders[rank] = Finder(masks[rank], rank)
-            regions += finder.find(text, start, limit)
+            found = finder.find(text, start, limit)
+            regions = sorted(regions + found) if regions and found else regions or found
         pieces: list[str] = []
-        for begin, rank, last, rest in sorted(regions):
+        cuts: list[int] = []  # before each of `pieces`, where the places are not those of `written`: what is shown, from, to
+        for begin, rank, last, rest in regions:
             if begin >= limit:
                 waiting.append((begin, rank, last, rest))
                 continue
             if begin >= done:
-                pieces += (written(done, begin), masks.texts[rank])
+                if places is None:
+                    pieces += (text[done:begin], names[rank])
+                else:
+                    cuts += (done, begin)
+                    pieces.append(names[rank])
                 done = last
             elif last > done:
                 done = last
             if rest is not None:
                 going_on[rest] = max(going_on.get(rest, 0), last)
         if done < limit and not going_on:
-            pieces.append(written(done, limit))
+            cuts += (done, limit)
+            pieces.append("" if places is not None else text[done:limit])
             done = limit
-        yield "".join(pieces)
+        yield "".join(pieces if places is None else _interleaved(written, places(cuts), pieces))
+
+
+def _interleaved(written: str, cuts: list[int], names: list[str]) -> list[str]:
+    ends = iter(cuts)
+    return [piece for start, end, name in zip(ends, ends, names, strict=True) for piece in (written[start:end], name)]
 
 
 def _go_on(text: str, end: int, going_on: dict[Rest, int]) -> list[int]:
@@ -212,6 +218,6 @@ def run_of(characters: str) -> Rest:
     return rest
 
 
-def whole(found: "re.Match[str]") -> tuple[int, int]:
+def whole(_: "re.Match[str]", start: int, end: int) -> tuple[int, int]:
     """The check of a rule whose shape decides."""
-    return found.span()
+    return start, end
