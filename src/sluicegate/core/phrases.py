@@ -22,6 +22,7 @@ HELD_MAX = 4_096  # characters of a text that goes on
 MATCHES_MAX = 5_000  # that are masked one by one; the text that follows them is masked as one
 PROGRAM_MAX = 50_000  # instructions of RE2, of all phrases together: about as many characters as they are long
 SIGNS_MAX = 16  # more of them take longer than a search
+WAITS_LONG = 32  # characters: what has waited so long will hardly be clear with the next ones
 SLICE, SLICE_LEAST = 4_096, 128  # characters that are searched at once, at most
 _AT_ONCE = 1_500_000  # characters times instructions: a few milliseconds, if a text has as many beginnings under way as there can be
 
@@ -128,7 +129,7 @@ class Phrases:
         text = state.pending + more
         folded, begun = fold(text), bool(state.looked or state.masked)
         data = b"" if end and self._lacks(folded) else (state.before + folded + (EDGE if end else "")).encode()
-        if not text or (not begun and (not data or self._is_clear(data, end))):
+        if not text or (not begun and (not data or (len(state.pending) < WAITS_LONG and self._is_clear(data, end)))):
             return Passed(_ended(state.left) if end else State(folded[-1:] or state.before, left=state.left), text, NONE)  # the usual case
         base = len(state.before.encode())
         starts = _starts(text, folded, base)

@@ -13,7 +13,6 @@ what its dialect would read of the new body.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from copy import copy
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -284,11 +283,8 @@ def begun(dialect: str, request: Request, prompts: tuple[str, ...]) -> Request |
     if change is None:
         return None
     name, value, messages = change
-    new: Request = copy(request)
-    new.fields = {**request.fields, name: Raw(value)}
-    new.texts = [beginning.text, *request.texts]
-    new.messages += messages
-    return new
+    fields, texts = {**request.fields, name: Raw(value)}, [beginning.text, *request.texts]
+    return msgspec.structs.replace(request, fields=fields, texts=texts, messages=request.messages + messages)
 
 
 _Change = tuple[str, bytes, int]  # a field, what it is, messages more
