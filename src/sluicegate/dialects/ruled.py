@@ -33,8 +33,11 @@ _decode_text = msgspec.json.Decoder(str).decode
 _encode = msgspec.json.Encoder().encode
 
 
-# Fields that hold what a model wrote, wherever in an answer they stand; and those of them that hold JSON.
-TEXTS = frozenset(("content", "text", "reasoning", "reasoning_content", "refusal", "thinking", "summary", "transcript", "input", "code"))
+# Fields that hold what a model wrote, wherever in an answer they stand, be it to a tool, in a text or in a list of them; and those that hold JSON.
+TEXTS = frozenset((
+    "content", "text", "reasoning", "reasoning_content", "refusal", "thinking", "summary", "transcript",
+    "input", "code", "query", "queries", "command", "commands", "diff", "revised_prompt",
+))  # fmt: skip
 ARGUMENTS = frozenset(("arguments", "partial_json"))
 # They repeat output in pieces that nobody has searched.
 LOGPROBS = "logprobs"
@@ -270,10 +273,12 @@ def reading(speech: Speech, value: Any) -> Steps[bool]:
                 told = yield from speech.read_arguments(each)
         elif key == LOGPROBS and each and speech.acts:
             told = [] if isinstance(each, list) else None
-        elif key == "input" and isinstance(each, dict):  # of a call
+        elif (key == "input" and isinstance(each, dict)) or (key in TEXTS and isinstance(each, list) and _are_texts(each)):  # of a call
             told = yield from speech.read_strings(each)
         elif isinstance(each, dict | list):
             inside = yield from reading(speech, each)
+            if inside and isinstance(each, dict) and each.get("signature"):
+                each["signature"] = ""  # which is that of another text
             changed |= inside
         if told is not each and told != each:
             value[key], changed = told, True
@@ -294,6 +299,10 @@ def joined(speech: Speech, parts: list[Any]) -> Steps[bool]:
             if told != old:
                 part["text"], changed = told, True
     return changed
+
+
+def _are_texts(values: list[Any]) -> bool:
+    return all(isinstance(each, str) for each in values)
 
 
 def _members(value: Any) -> list[tuple[Any, Any]]:
@@ -320,5 +329,22 @@ def pieces(speech: Speech, value: dict[str, Any], channel: tuple[str | int, ...]
         elif isinstance(each, list):
             for place, one in enumerate(each):
                 if isinstance(one, dict):
-                    changed |= pieces(speech, one, (*here, int_or(one.get("index"), place)), last)
+                    part = (*here, int_or(one.get("index"), place))
+                    changed |= _signed(speech, one, part) if one.get("signature") else pieces(speech, one, part, last)
     return changed
+
+
+def _signed(speech: Speech, thought: dict[str, Any], channel: tuple[str | int, ...]) -> bool:
+    """The same for a thought that comes whole with its signature, or ends with it. Once something was masked that goes: its provider would refuse it,
+    and so the thought is left out when it is sent back."""
+    goes_on = any(one[: len(channel)] == channel for one in speech.open)
+    if not goes_on:
+        masked = whole(speech, thought)
+    else:
+        masked = pieces(speech, thought, channel, last=True)
+        for one in [one for one in speech.open if one[: len(channel)] == channel]:  # of which it has no more
+            rest = speech.end(one)
+            thought[str(one[-1])], masked = rest, masked or bool(rest)
+    if speech.masks and (goes_on or masked):
+        thought["signature"], masked = "", True
+    return masked

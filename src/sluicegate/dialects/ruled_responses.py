@@ -13,6 +13,7 @@ from sluicegate.core.content_rules import BETWEEN
 from sluicegate.core.speech import Channel, Speech, Steps
 from sluicegate.dialects.openai_body import int_or, text_of
 from sluicegate.dialects.openai_responses_output import BY_PART, KINDS, REASONING, SUMMARY, TEXT, Kind, encoded
+from sluicegate.dialects.openai_responses_prompt import THINKING
 from sluicegate.dialects.retelling import Pieces
 from sluicegate.dialects.ruled import ARGUMENTS, LOGPROBS, TEXTS, decoded, reading, whole, written
 from sluicegate.dialects.sse import RawEvent
@@ -53,7 +54,12 @@ class Shaper:
 
     def body(self, answer: dict[str, Any]) -> Steps[bool]:
         """Masks it and adds the disclaimer."""
-        changed = yield from reading(self.speech, answer.get("output"))
+        changed, items = False, answer.get("output")
+        for item in items if isinstance(items, list) else ():
+            masked = yield from reading(self.speech, item)
+            if masked:
+                _without_proof(item)
+            changed |= masked
         if isinstance(text := answer.get("output_text"), str):
             answer["output_text"] = yield from self.speech.read(text)
             changed |= answer["output_text"] != text
@@ -307,6 +313,8 @@ class Shaper:
                 part[kind.field] = told
                 if part.get(LOGPROBS) and self.speech.acts:
                     part[LOGPROBS], changed = [], True
+        if changed:
+            _without_proof(item)
         for field, name in _written(item):
             changed |= self._again(item, field, (index, name, 0))
         return self._rest_of(item) or changed
@@ -314,7 +322,9 @@ class Shaper:
     def _rest_of(self, item: dict[str, Any]) -> bool:
         """Whatever else an item has: what a provider's tools are asked for, and answer."""
         rest = {name: value for name, value in item.items() if name not in _PLACES and isinstance(value, dict | list)}
-        return whole(self.speech, rest) if rest else False
+        changed = bool(rest) and whole(self.speech, rest)
+        item.update(rest)
+        return changed
 
     def _response(self, response: dict[str, Any]) -> bool:
         items = response.get("output")
@@ -387,6 +397,12 @@ def _written(item: dict[str, Any]) -> list[tuple[str, str]]:
     return [
         (field, f"response.{type_}_{field}") for field, value in item.items() if isinstance(value, str) and (field in TEXTS or field in ARGUMENTS)
     ]
+
+
+def _without_proof(item: dict[str, Any]) -> None:
+    """Of a thought that was masked, and whose proof is that of another: its provider would refuse it. Then it is left out when it is sent back."""
+    if text_of(item.get("encrypted_content")).startswith(THINKING):
+        item["encrypted_content"] = THINKING
 
 
 def _last_part(response: dict[str, Any]) -> dict[str, Any] | None:
