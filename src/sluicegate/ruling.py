@@ -184,11 +184,8 @@ def end(attempt: Attempt, relay: Relay) -> None:
     """A stream has been relayed but for its last bytes. What rules find in these they find here, so that it is in the record, which goes before."""
     if not isinstance(attempt.via, Ruled) or relay.ended not in ("complete", "truncated"):
         return
-    if relay.ended == "complete":
-        refused = attempt.via.end(None)
-    else:
-        refused = relay.after is not None and attempt.via.end(relay.after)
-    if refused:
+    after = relay.after if relay.ended == "truncated" else None
+    if (after is not None or relay.ended == "complete") and attempt.via.end(after):
         relay.truncated = "policy"
 
 
