@@ -157,7 +157,8 @@ def deltas_of(message: Message) -> list[Delta]:
 
 
 def usage_of(reported: Any, ran: Mapping[str, int] | None = None) -> Usage | None:
-    """ran: tools that the provider has run, as the answer shows. What it reports of them goes before: calls that failed are not charged."""
+    """ran: tools that the provider has run, as the answer shows. What it reports of them goes before: calls that failed are not charged. A report
+    without a word of them (`server_tool_use` is null where none was called) says nothing: then each call that is shown counts."""
     usage = reports.read(reports.ANTHROPIC, reported)
     if usage is not None:
         usage.calls = {**(ran or {}), **(usage.calls or {})} if ran or usage.calls else None

@@ -177,7 +177,8 @@ def write_request(request: Request, target: Target) -> bytes:
 
 
 def _bounded(tools: Raw, most: int) -> list[dict[str, Any]]:
-    """Tools that take a number of uses have no larger one than that. https://docs.anthropic.com/en/docs/agents-and-tools/tool-use/web-search-tool"""
+    """Tools that take a number of uses in one request have no larger one than that. What the model asks of them beyond it is an error to it, and free.
+    https://docs.anthropic.com/en/docs/agents-and-tools/tool-use/web-search-tool"""
     found: list[dict[str, Any]] = [dict(tool) for tool in _decode_list(tools)]
     for tool in found:
         kind = msgspec.json.decode(tool.get("type", b"null"))

@@ -175,7 +175,8 @@ def _read(body: bytes) -> tuple[Body, dict[str, Raw], Content]:
 
 
 def _tools(content: Content, tools: list[_Tool], most: int | None) -> None:
-    """`max_tool_calls` is said to bound the calls of all tools that are the provider's own; of servers elsewhere (`mcp`) it is not said."""
+    """`max_tool_calls` bounds the calls of all built-in tools together, what goes beyond is ignored; of servers elsewhere (`mcp`) that is not said.
+    https://platform.openai.com/docs/api-reference/responses/create"""
     for index, tool in enumerate(tools):
         if tool.type not in ("function", "custom"):
             by = f"tools[{index}].type"
