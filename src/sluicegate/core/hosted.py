@@ -7,17 +7,17 @@ is refused under a dollar limit (pricing.py), and under one on tokens its input 
 What bounds calls is documented to bound these, and not rounds. OpenAI ignores what a model calls beyond `max_tool_calls`, which counts its own tools
 together (https://platform.openai.com/docs/api-reference/responses/create). Anthropic answers a search beyond `max_uses` with the error
 `max_uses_exceeded`, which is not charged for, and the model goes on
-(https://docs.anthropic.com/en/docs/agents-and-tools/tool-use/web-search-tool); newer searches run code between, which nothing counts; what ends all of
-it is a limit of ten rounds in a request, with `pause_turn` (https://docs.anthropic.com/en/docs/build-with-claude/handling-stop-reasons). So rounds can
-be more than calls and one. That they read more than is held, they would have to be nearly as long as the model's context each: that is an exception,
-and named in docs/prices.md. The final report tells what was read in all of them.
+(https://docs.anthropic.com/en/docs/agents-and-tools/tool-use/web-search-tool); newer searches run code between, which nothing counts; what ends it is
+a limit of ten rounds in a request, with `pause_turn` (https://docs.anthropic.com/en/docs/build-with-claude/handling-stop-reasons). So there can be
+more rounds than calls and one. To read more than is held, they would have to be nearly as long as the model's context each: that is an exception, and
+named in docs/prices.md. The final report tells what was read in all of them.
 """
 
 from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
-# Of what vendors say that a call costs nothing beside its tokens.
+# Tools of which vendors say that a call costs nothing beside its tokens.
 # https://docs.anthropic.com/en/docs/agents-and-tools/tool-use/web-fetch-tool, https://platform.openai.com/docs/guides/tools-connectors-mcp
 FREE = frozenset(("mcp", "mcp_toolset", "tool_search", "tool_search_tool_bm25", "tool_search_tool_regex", "web_fetch"))
 # Newer searches of Anthropic's (`web_search_20260209`) run some themselves, for nothing. Where it is asked for, it has a price: that of a time in a
