@@ -29,6 +29,7 @@ from sluicegate.lookup import Lookup
 from sluicegate.observe.log import StateLog
 from sluicegate.observe.metrics import Metrics
 from sluicegate.reject import Reject
+from sluicegate.relay import Relay
 from sluicegate.trip import Attempt, Trip
 
 STREAM_FACTOR = 16  # a stream has many times the bytes of its answer in one piece
@@ -47,6 +48,7 @@ class Caching:
         """looked: told of each request that comes upon a cache, `hit`, `miss` or `skip:<why>`. kept: of each answer, `kept`, or why it is not."""
         self.store = store
         self.max_entry = max_entry
+        self._max_stream = STREAM_FACTOR * max_entry
         self.saved_nano_usd = 0  # by hits
         self._ledger = ledger
         self._holding = holding
@@ -59,14 +61,14 @@ class Caching:
         caching, dialect, headers = cached.caching, trip.dialect.NAME, trip.exchange.headers
         why, body = cache_key.decide(caching, dialect, request, headers.get(b"cache-control", b""))
         key = cache_key.digest(cached.prefix, dialect, headers, cached.shaping, body) if body else b""
-        lookup = trip.lookup = Lookup(f"skip:{why}" if why else "miss", key, caching.ttl_ms, STREAM_FACTOR * self.max_entry)
-        entry = await self.store.get(key) if not why else None
+        lookup = trip.lookup = Lookup(f"skip:{why}" if why else "miss", key, caching.ttl_ms, self._max_stream)
+        entry = None if why else await self.store.get(key)
         if entry is not None:
             lookup.told = "hit"
             await self._take(trip, plan, cached)
             lookup.entry = entry
             self.saved_nano_usd += entry.cost_nano_usd
-        elif key and caching.mode == "seeded" and dialect in cache_key.SEEDED and not cache_key.has_seed(request.fields):
+        elif caching.mode == "seeded" and key and dialect in cache_key.SEEDED and not cache_key.has_seed(request.fields):
             request.fields["seed"] = Raw(b"%d" % cache_key.seed(key))
             lookup.seeded = True
         self._looked(lookup.told)
@@ -97,21 +99,19 @@ class Caching:
         """Keeps an answer that has been told, if it is one that others may have."""
         if not lookup.key or trip.rejected is not None:
             return
-        why = _not_to_be_kept(trip, lookup, attempt)
+        finish = attempt.finish()
+        why = _not_to_be_kept(trip, lookup, attempt, finish)
         if not why:
             try:
-                body = _in_one_piece(lookup, attempt)
+                body = attempt.body if attempt.relay is None else _in_one_piece(lookup, attempt, attempt.relay)
             except Unfaithful:
                 why = "unfaithful"
             else:
-                why = self._keep(lookup, attempt, body) if len(body) <= self.max_entry else "too_large"
+                why = "kept" if len(body) <= self.max_entry else "too_large"
+        if why == "kept":
+            cost = attempt.charge.cost_nano_usd if attempt.charge is not None else 0
+            self.store.put(lookup.key, Entry(body, attempt.deployment.id, finish, cost, self._time_ms()), lookup.ttl_ms)
         self._kept(why)
-
-    def _keep(self, lookup: Lookup, attempt: Attempt, body: bytes) -> str:
-        cost = attempt.charge.cost_nano_usd if attempt.charge is not None else 0
-        entry = Entry(body, attempt.deployment.id, attempt.finish(), cost, self._time_ms())
-        self.store.put(lookup.key, entry, lookup.ttl_ms)
-        return "kept"
 
     def figures(self) -> dict[str, int]:
         """For the metrics."""
@@ -135,16 +135,14 @@ def caching_of(config: Config, ledger: Ledger, holding: Holding, metrics: Metric
     return caching
 
 
-def _in_one_piece(lookup: Lookup, attempt: Attempt) -> bytes:
-    """Raises Unfaithful."""
-    if attempt.relay is None:
-        return attempt.body
+def _in_one_piece(lookup: Lookup, attempt: Attempt, relay: Relay) -> bytes:
+    """A stream. Raises Unfaithful."""
     if lookup.copying is None:
         raise Unfaithful
-    return lookup.copying.body(attempt.relay.tail, attempt.usage)
+    return lookup.copying.body(relay.tail, attempt.usage)
 
 
-def _not_to_be_kept(trip: Trip, lookup: Lookup, attempt: Attempt) -> str:
+def _not_to_be_kept(trip: Trip, lookup: Lookup, attempt: Attempt, finish: str) -> str:
     """Why this answer is for this client alone; "" if it is not."""
     relay, request, usage = attempt.relay, trip.request, attempt.usage
     assert request is not None
@@ -156,17 +154,9 @@ def _not_to_be_kept(trip: Trip, lookup: Lookup, attempt: Attempt) -> str:
         return "elsewhere"
     if usage is None or not usage.input_tokens or usage.output_tokens is None:
         return "usage"
-    if request.cap != 0 and (why := _ending(attempt, request)):
-        return why
+    if finish not in ENDS and request.cap != 0 and (finish != "length" or attempt.cap not in (None, request.cap)):
+        return "cut" if finish == "length" else "finish"  # its end is neither that of its model nor at the cap that the client has set
     return "seed" if lookup.seeded and _without_seed(attempt) else ""
-
-
-def _ending(attempt: Attempt, request: Request) -> str:
-    """Why the end of an answer is not that of its model; "" if it is, or if it is at the cap that the client has set."""
-    finish = attempt.finish()
-    if finish == "length":
-        return "" if attempt.cap is None or attempt.cap == request.cap else "cut"
-    return "" if finish in ENDS else "finish"
 
 
 def _without_seed(attempt: Attempt) -> bool:

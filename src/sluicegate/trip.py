@@ -10,6 +10,7 @@ from math import inf
 from typing import Any, Literal, Protocol
 
 import msgspec
+from msgspec.structs import force_setattr
 
 from sluicegate.core import deadlines, expired, labels
 from sluicegate.core.claims import Announcement, RefSet, Reply
@@ -407,19 +408,20 @@ class Trip:
             labels.user(request.fields) if request is not None else "",
             self.trace.id if self.trace is not None else "",
         )
-        if self.shadowed or self.waited_s or usage.cache_write_tokens or cache or tags or self.acted:
-            return self._in_full(record, cache, saved, tags)
+        if cache:  # as all have where there is a cache: nobody else knows this record yet, and a copy costs ten times as much
+            force_setattr(record, "cache", cache)
+            force_setattr(record, "saved_nano_usd", saved)
+        if self.shadowed or self.waited_s or usage.cache_write_tokens or tags or self.acted:
+            return self._in_full(record, tags)
         return record
 
-    def _in_full(self, record: Record, cache: str, saved_nano_usd: int, tags: bytes | None) -> Record:
+    def _in_full(self, record: Record, tags: bytes | None) -> Record:
         """With what most requests do not have."""
         return msgspec.structs.replace(
             record,
             shadow=", ".join([name(counter) for counter in self.shadowed]),
             waited_us=int(self.waited_s * 1e6),
             cache_write_tokens=self.answered.usage.cache_write_tokens if self.answered is not None and self.answered.usage is not None else 0,
-            cache=cache,
             tags=labels.tags(tags) if tags is not None else "",
-            saved_nano_usd=saved_nano_usd,
             rules=", ".join(sorted(self.acted)),
         )

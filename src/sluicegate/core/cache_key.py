@@ -9,6 +9,7 @@ Pure. Nothing here raises.
 """
 
 import hashlib
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,13 +21,13 @@ from sluicegate.dialects.form import Request
 
 BODY_MAX = 1 << 20  # bytes: to write more of them anew would keep everybody else waiting
 TRANSPORT = frozenset(("stream", "stream_options"))  # fields that say how an answer is sent, not which
-SAMPLING = ("temperature", "top_p", "frequency_penalty", "presence_penalty")  # numbers in any notation
+SAMPLING = frozenset(("temperature", "top_p", "frequency_penalty", "presence_penalty"))  # numbers in any notation
 SEEDED = frozenset(("openai_chat", "openai_completions"))  # dialects that have a seed
 _DETERMINISTIC = frozenset(("openai_embeddings",))  # dialects whose answers are drawn by no chance
 _TRACING = frozenset((b"traceparent", b"tracestate"))  # headers that go on and shape no answer
 _CREDENTIALS = frozenset((b"authorization", b"x-api-key", b"api-key"))
-_FETCHED = b'"url":"http'  # in a canonical body: the provider reads what is there at the time. In a text the quotes would be escaped
-_FETCHED_TOO = b'_url":"http'
+_FETCHED = b'url":"http'  # in a canonical body, after a quote or `_`: the provider reads what is there at the time. A text's own quotes are escaped
+_FETCHING = re.compile(rb'["_]' + _FETCHED)
 
 _decode = msgspec.json.Decoder().decode
 _encode = msgspec.json.Encoder().encode
@@ -40,19 +41,19 @@ def decide(caching: Caching, dialect: str, request: Request, cache_control: byte
     reads, or runs, is not in the request. sampling: the mode only has answers that are drawn by no chance. body: it cannot be written canonically, or
     is too large for that.
     """
-    told = cache_control.lower()
-    if b"no-store" in told:
+    told = cache_control.lower() if cache_control else b""
+    if told and b"no-store" in told:
         return "no-store", b""
     if request.choices != 1:
         return "choices", b""
     if not request.unbounded and _is_drawn(caching, dialect, request.fields):
         return "sampling", b""
     body = canonical(request.fields)
-    if request.unbounded or _FETCHED in body or _FETCHED_TOO in body:
+    if request.unbounded or (body.find(_FETCHED) >= 0 and _FETCHING.search(body)):
         return "unbounded", b""
     if not body:
         return "body", b""
-    return "no-cache" if b"no-cache" in told else "", body
+    return "no-cache" if told and b"no-cache" in told else "", body
 
 
 def _is_drawn(caching: Caching, dialect: str, fields: Mapping[str, Any]) -> bool:
@@ -69,13 +70,16 @@ def _is_drawn(caching: Caching, dialect: str, fields: Mapping[str, Any]) -> bool
 def canonical(fields: Mapping[str, Any]) -> bytes:
     """A body in the one way in which all that mean the same are written; b"" if it cannot be. fields: as they came, a name twice already resolved."""
     try:
-        data = _encode({name: value for name, value in fields.items() if name not in TRANSPORT})
+        data = _encode(fields)
         if len(data) > BODY_MAX:
             return b""
         body: dict[str, Any] = _decode(data)
-        for name in SAMPLING:
-            if type(value := body.get(name)) is int:
-                body[name] = float(value)
+        for name in TRANSPORT:
+            body.pop(name, None)
+        if not SAMPLING.isdisjoint(body):
+            for name in SAMPLING:
+                if type(value := body.get(name)) is int:
+                    body[name] = float(value)
         return _encode_sorted(body)
     except (ValueError, RecursionError, OverflowError):  # a number beyond all doubles, or nested as deeply as can just be read
         return b""
@@ -109,8 +113,8 @@ def _called(provider: Provider) -> tuple[Any, ...]:
 
 def digest(prefix: bytes, dialect: str, headers: Mapping[bytes, bytes], shaping: frozenset[bytes], body: bytes) -> bytes:
     """The key of a request. body: canonical."""
-    told = _encode(sorted((name, headers[name]) for name in shaping & headers.keys())) if not shaping.isdisjoint(headers) else b"[]"
-    return hashlib.sha256(b"%b%b\n%b\n%b" % (prefix, dialect.encode(), told, body)).digest()
+    told = b"[]" if shaping.isdisjoint(headers) else _encode(sorted((name, headers[name]) for name in shaping & headers.keys()))
+    return hashlib.sha256(b"".join((prefix, dialect.encode(), b"\n", told, b"\n", body))).digest()
 
 
 def has_seed(fields: Mapping[str, Any]) -> bool:
