@@ -12,6 +12,7 @@ import pytest
 from sluicegate import ruling
 from sluicegate.core.content_rules import ContentRules, Rules
 from sluicegate.core.phrases import MATCHES_MAX, SLICE, Phrase
+from sluicegate.core.speech import at_once
 from sluicegate.dialects import anthropic_messages, openai_chat, openai_completions, openai_embeddings, openai_responses
 from sluicegate.dialects.ruled import Ruled
 from sluicegate.reject import Reject
@@ -214,3 +215,56 @@ async def test_a_long_hostile_answer_leaves_the_loop_its_turns() -> None:
         await answered(trip(), rules, json.dumps({"choices": [{"index": 0, "message": {"role": "assistant", **message}}]}).encode())
         ticking.cancel()
         assert len(waits) >= (time.process_time() - begun_all) / 0.006
+
+
+SAID = {"index": 0, "message": {"role": "assistant", "content": "a bomb"}, "finish_reason": "stop"}
+BLOCK = {"type": "text", "text": "a bomb"}
+
+
+@pytest.mark.parametrize(
+    ("dialect", "answer", "usual"),
+    [
+        (openai_chat, {"id": "c", "choices": [SAID], "usage": {"completion_tokens": 2}}, True),
+        (
+            openai_chat,
+            {"choices": [SAID | {"message": {"role": "assistant", "content": "a b\u00f6mb \n", "refusal": None, "annotations": []}}]},
+            True,
+        ),
+        (openai_chat, {"choices": [SAID | {"message": {"content": ""}}]}, True),
+        (openai_completions, {"choices": [{"index": 0, "text": "a bomb", "logprobs": None, "finish_reason": "stop"}]}, True),
+        (openai_chat, {"id": "a bomb", "choices": [SAID]}, False),
+        (openai_chat, {"choices": [SAID, SAID | {"index": 1}]}, False),
+        (openai_chat, {"choices": [SAID | {"message": {"content": "a bomb", "reasoning": "a bomb"}}]}, False),
+        (openai_chat, {"choices": [SAID | {"message": {"content": "x", "odd": "a bomb"}}]}, False),
+        (openai_chat, {"choices": [SAID | {"text": "bomb"}]}, False),
+        (openai_chat, {"choices": [SAID | {"message": {"content": None}}]}, False),
+        (openai_chat, {"choices": [SAID | {"logprobs": {"content": [{"token": "bomb"}]}}]}, False),
+        (anthropic_messages, {"type": "message", "content": [BLOCK], "usage": {"output_tokens": 2}}, True),
+        (anthropic_messages, {"type": "message", "content": [BLOCK, {"type": "text", "text": "b"}]}, False),
+        (anthropic_messages, {"type": "message", "content": [BLOCK | {"citations": [{"cited_text": "x"}]}]}, False),
+        (anthropic_messages, {"type": "message", "content": [{"type": "thinking", "thinking": "bomb", "signature": "s"}]}, False),
+        (openai_responses, {"output": [{"type": "message", "content": [{"type": "output_text", "text": "a bomb"}]}]}, False),
+    ],
+)
+@pytest.mark.parametrize("note", ["", "No advice."])
+async def test_an_answer_that_is_changed_in_its_bytes_says_what_any_other_way_would(dialect: Any, answer: Any, usual: bool, note: str) -> None:
+    """Where nothing but one text is said. Every other answer is decoded."""
+    rules = ContentRules((Rules("a", disclaimer=note, banned=MASK.chain[0].banned),))
+    via, told = await answered(trip(dialect), rules, json.dumps(answer).encode())
+    shaper = via._new_shaper()
+    quickly = shaper.usual(json.dumps(answer).encode())
+    assert (quickly is not None) is usual
+    again = json.loads(json.dumps(answer))
+    at_once(shaper.body(again))
+    assert json.loads(told) == again
+    if quickly:
+        assert json.loads(quickly) == again
+
+
+async def test_an_ordinary_long_answer_keeps_its_bytes() -> None:
+    """But for the disclaimer: nothing that a rule looks for is in it, and that shows at once."""
+    rules = ContentRules((Rules("a", disclaimer="No advice.", banned=MASK.chain[0].banned),))
+    answer = whole_answer("openai_chat", "word " * SLICE)
+    via, told = await answered(trip(), rules, answer)
+    assert via.steps is None
+    assert told == answer.replace(b'word "', b'word \\n\\nNo advice."')
