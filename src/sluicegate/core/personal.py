@@ -27,11 +27,6 @@ _MOST = rf"{_LABEL}\.{_TOP_LETTERS}(?!\.?[{_LETTERS}_-])"  # of two labels: foun
 _DOMAIN = rf"(?:{_MOST}|(?:{_LABEL}\.){{{_LABELS}}}(?={_LABEL}\.)|(?:{_LABEL}\.){{1,{_LABELS}}}{_TOP})"
 
 
-def _number(first: str) -> str:
-    """The first character of a number, where one may begin."""
-    return first + rf"(?<![A-Za-z0-9_.]{first})(?<![A-Z]\]{first})"
-
-
 def _address(found: "re.Match[str]", at: int, end: int) -> tuple[int, int] | None:
     """What precedes the sign belongs to it as far as it can."""
     text = found.string
@@ -57,7 +52,7 @@ _GAP = r"[ \-\u00a0\u2009\u202f]"
 _CARD_GAP = r"[ .\-\u00a0\u2009\u202f]"
 _FOUR = "[0-9][0-9][0-9][0-9]"
 _CARD = re.compile(
-    rf"({_number('[2-6]')}[0-9][0-9][0-9])(?=({_CARD_GAP})(?:({_FOUR})\2({_FOUR})\2({_FOUR})(?:\2([0-9]{{1,3}}+){ENDS}|{ENDS})|([0-9]{{6}}\2[0-9]{{4,5}}){ENDS})"
+    rf"([2-6](?<![A-Za-z0-9_.][2-6])[0-9][0-9][0-9])(?=({_CARD_GAP})(?:({_FOUR})\2({_FOUR})\2({_FOUR})(?:\2([0-9]{{1,3}}+){ENDS}|{ENDS})|([0-9]{{6}}\2[0-9]{{4,5}}){ENDS})"
     rf"|([0-9]{{9,15}}){ENDS})"
 )
 _THREE_FOURS = 15  # characters, with their gaps
@@ -85,11 +80,18 @@ def _card(found: "re.Match[str]", start: int, end: int) -> tuple[int, int] | Non
         last = found.end(written)
         digits = found.string[start:last]
         if _sums_up(digits if written > _IN_THREE else digits.translate(_GAPS)):
-            return start, last
+            return None if _behind_mask(found.string, start) else (start, last)
         if written != _AND_MORE:
             return None
     # What is behind four times four is something else.
-    return None if (_SUMS[found[1]] + _SUMS[found[3]] + _SUMS[found[4]] + _SUMS[found[5]]) % 10 else (start, end + _THREE_FOURS)
+    if (_SUMS[found[1]] + _SUMS[found[3]] + _SUMS[found[4]] + _SUMS[found[5]]) % 10 or _behind_mask(found.string, start):
+        return None
+    return start, end + _THREE_FOURS
+
+
+def _behind_mask(text: str, start: int) -> bool:
+    """A mask is a word, so that masking what is masked changes nothing."""
+    return text[max(start - 1, 0) : start] == "]" and "A" <= text[max(start - 2, 0) : start - 1] <= "Z"
 
 
 # -- accounts: ISO 13616, lengths by the registry at https://www.swift.com/standards/data-standards/iban-international-bank-account-number ------
@@ -181,7 +183,7 @@ _SHORT_IPV6 = re.compile(
 )
 
 
-_counted = re.compile(r"(?<![A-Za-z])(?i:versions?|release|section|chapter|v|§)[ :]{1,2}$").search  # what has numbers with points
+_counted = re.compile(r"(?<![A-Za-z.])(?i:versions?|release|section|chapter|v|§)[ :]{1,2}$").search  # what has numbers with points
 _COUNTED_MAX = 11  # characters, with one before them
 _COUNTED_LAST = frozenset("nNsSeErRvV§ :")  # the last character of them, or one of two behind it
 

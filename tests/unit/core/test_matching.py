@@ -18,11 +18,12 @@ PIECES = st.sampled_from(
 )
 TEXTS = st.lists(st.one_of(PIECES, st.text(max_size=5), st.sampled_from(["", " ", "\n", ".", ", ", '"', "="])), max_size=30).map("".join)
 WITHOUT_CLUES = Masks(rule._replace(clues=()) for rule in BUILT_IN)
+WITHOUT_CLUES.slashes, WITHOUT_CLUES.escape = BUILT_IN.slashes, BUILT_IN.escape
 RULES = rules_of([("STAFF", r"\bE-[0-9]{3,6}\b"), ("WORD", "[a-z]{2,5}x")])
 
 
-def sliced(text: str, size: int) -> str:
-    return "".join(slices(text, RULES, size))
+def sliced(text: str, masks: Masks, size: int) -> str:
+    return "".join(slices(text, masks, size))
 
 
 @settings(max_examples=150, deadline=None)
@@ -34,7 +35,8 @@ def sliced(text: str, size: int) -> str:
 @example(r"x\u0040y.co \/" * 2_000, 17)
 def test_slices_change_nothing(text: str, step: int) -> None:
     """However a text is cut into slices, the same is masked."""
-    assert sliced(text, REACH + step) == masked(text, RULES) == sliced(text, 10**6)
+    for masks in (BUILT_IN, RULES):
+        assert sliced(text, masks, REACH + step) == masked(text, masks) == sliced(text, masks, 10**6)
 
 
 @settings(max_examples=150, deadline=None)
