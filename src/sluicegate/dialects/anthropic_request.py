@@ -177,7 +177,7 @@ def write_request(request: Request, target: Target) -> bytes:
 
 
 def _bounded(tools: Raw, most: int) -> list[dict[str, Any]]:
-    """Tools that take a number of uses in one request have no larger one than that. What a model asks of them beyond it is an error, and costs nothing.
+    """Tools that take a number of uses in one request have no larger one than that. What a model asks of them beyond it is an error, and is free.
     https://docs.anthropic.com/en/docs/agents-and-tools/tool-use/web-search-tool"""
     found: list[dict[str, Any]] = [dict(tool) for tool in _decode_list(tools)]
     for tool in found:
