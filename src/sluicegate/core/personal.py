@@ -35,11 +35,13 @@ def _address(found: "re.Match[str]", at: int, end: int) -> tuple[int, int] | Non
     else:
         most = text[at - 1 : at - _LOCAL_MOST - 1 if at > _LOCAL_MOST else None : -1]
         before = _local(most)
-        if before is None or before.end() == len(most) or most[before.end()] in _IN_LOCAL:
+        length = before.end() if before is not None else len(most)
+        if length == len(most) or most[length] in _IN_LOCAL:
             before = _local(text[at - 1 : at - _LOCAL_MAX - 1 if at > _LOCAL_MAX else None : -1])
             if before is None:
                 return None
-        start = at - before.end()
+            length = before.end()
+        start = at - length
     if text[end - 1] == ".":
         more = _labels(text, end, end + _DOMAIN_MAX)
         end = end if more is None else more.end()
