@@ -20,6 +20,7 @@ from sluicegate.core.plan import Plan, Plans, fit, held_price
 from sluicegate.core.prices import Price, cost_nano_usd
 from sluicegate.core.record import Record, Spent
 from sluicegate.core.refusals import Refusal
+from sluicegate.core.rules import PLENTY
 from sluicegate.core.tenants import Deployment, Key
 from sluicegate.core.usage import NOTHING, Charge
 from sluicegate.dialects.form import Request
@@ -34,6 +35,7 @@ from sluicegate.waiting import POLL_S, Place, Waiting, newcomer
 
 STALE_RETRIES = 3
 PASSING = ("rate", "busy", "concurrency")  # refusals that time alone may end
+MODEST = 60  # percent of its estimate that a capped request takes where a limit is nearly used up
 
 
 class Holding:
@@ -225,13 +227,15 @@ class Holding:
         return min(trip.policy.budget.queue_max_wait_ms / 1000 - trip.waited_s, trip.ends_at - self._clock())
 
     def _takes_less(self, attempt: Attempt, refusal: Refusal, place: Place | None) -> bool:
-        """Whether waiting for all that an answer may need is no use, since it will not come free, not in time, or not here: then it asks for less."""
-        over = place is not None and self.waiting.left_s(place) <= 0
-        if not (over or refusal.reason not in PASSING or _here_only(refusal)):
-            return False
-        figures = attempt.figures
-        attempt.need = figures.aim if attempt.need > figures.aim and not over else figures.need
-        return True
+        """Whether it asks for less: waiting for so much is no use, or the limit is nearly used up and others wait for their share (decision 13)."""
+        figures, over = attempt.figures, place is not None and self.waiting.left_s(place) <= 0
+        in_vain = refusal.reason not in PASSING or _here_only(refusal)  # so much will not come free, or not here
+        modest = (figures.need if over else figures.aim) if attempt.extends else max(figures.need, figures.aim * MODEST // 100)
+        scarce = not attempt.extends and figures.aim < figures.want and _nearly_used_up(refusal)
+        step = attempt.need > modest and (over or in_vain or scarce)
+        if step or in_vain:
+            attempt.need = modest if step else figures.need
+        return step or in_vain
 
     def _still_waiting(self, trip: Trip, attempt: Attempt, behind: int) -> Refusal:
         """What a request is told that others are ahead of: the counter refuses it for the time being."""
@@ -395,9 +399,14 @@ class Holding:
 
 
 def _ask_all(attempt: Attempt) -> None:
-    """Who may wait does not take so little that its answer will probably end early. A stream that is held bit by bit is given little at first: that
-    there is room for all of it says that those before it find room to grow, too."""
-    attempt.need = attempt.figures.want if attempt.extends else attempt.figures.aim
+    """Who may wait asks for all that its answer may need, so that it does not end early. A stream that is held bit by bit is given little at first:
+    room for all of it says that those before it find room to grow, too."""
+    attempt.need = attempt.figures.want
+
+
+def _nearly_used_up(refusal: Refusal) -> bool:
+    """Whether what is not used of the limit, held or not, is less than a few times what was asked."""
+    return refusal.reason == "busy" and refusal.limit - refusal.reserved - refusal.used < PLENTY * refusal.requested
 
 
 def _here_only(refusal: Refusal) -> bool:
