@@ -9,6 +9,7 @@ has cut, a stream that broke off or was truncated, an answer that a filter ended
 How it fails: a store that is away knows nothing and keeps nothing (core/cache.py); requests are then served as without a cache.
 """
 
+import asyncio
 from collections.abc import Callable
 
 from msgspec import Raw
@@ -18,6 +19,7 @@ from sluicegate.config.compile import in_redis
 from sluicegate.config.schema import Config
 from sluicegate.core import cache_key
 from sluicegate.core.cache import Entry, Store
+from sluicegate.core.claims import RefSet, Reply
 from sluicegate.core.plan import CachePlan, Plan
 from sluicegate.dialects.assembling import Unfaithful
 from sluicegate.dialects.between import Between
@@ -28,7 +30,6 @@ from sluicegate.ledger.contract import Ledger, LedgerUnavailable
 from sluicegate.lookup import Lookup
 from sluicegate.observe.log import StateLog
 from sluicegate.observe.metrics import Metrics
-from sluicegate.reject import Reject
 from sluicegate.relay import Relay
 from sluicegate.trip import Attempt, Trip
 
@@ -75,25 +76,35 @@ class Caching:
         return entry is not None
 
     async def _take(self, trip: Trip, plan: Plan, cached: CachePlan) -> None:
-        """Holds one of each limit on requests; the path's end settles it. What clients are told of their limits is asked for all of them."""
+        """Holds one of each limit on requests; the path's end settles it. What clients are told of their other limits is asked for in the same write,
+        and anew where it has become old meanwhile."""
         trip.plan = cached.plan  # whose limits are those that the ledger answers for
+        refset = plan.template.refset(self._ledger.now_ms())
+        told = None if cached.all_told else self._ledger.peek(refset)
         try:
             await self._holding.take(trip, 0, cached.deployment, cached.plan, _NOTHING)
-        except Reject:
-            await self._ask(trip, plan, cached)
-            raise
-        trip.written = True  # so that it counts as a request
-        await self._ask(trip, plan, cached)
+            trip.written = True  # so that it counts as a request
+        finally:
+            trip.plan = plan
+            if told is not None:
+                await self._add(trip, plan, cached, refset, told)
 
-    async def _ask(self, trip: Trip, plan: Plan, cached: CachePlan) -> None:
-        trip.plan = plan
-        if cached.all_told:
-            return
-        refset = plan.template.refset(self._ledger.now_ms())
+    async def _add(self, trip: Trip, plan: Plan, cached: CachePlan, refset: RefSet, told: "asyncio.Future[Reply]") -> None:
+        """Takes what was told of all limits, with what the admission said of those on requests."""
+        held, trip.reply, trip.refset = trip.reply, None, None
         try:
-            trip.reply, trip.refset = await self._ledger.peek(refset), refset
+            reply = await told
+            now = plan.template.refset(self._ledger.now_ms())
+            if trip.waited_s or now is not refset:
+                refset, held, reply = now, None, await self._ledger.peek(now)
         except LedgerUnavailable:
-            trip.reply = trip.refset = None
+            return
+        if held is not None and held.states and reply.states:
+            states = list(reply.states)
+            for place, state in zip(cached.places, held.states, strict=True):
+                states[place] = state
+            reply.states = tuple(states)
+        trip.reply, trip.refset = reply, refset
 
     def keep(self, trip: Trip, lookup: Lookup, attempt: Attempt) -> None:
         """Keeps an answer that has been told, if it is one that others may have."""

@@ -110,6 +110,18 @@ async def test_workers_share_what_redis_has(redis_url: str) -> None:
         assert await found(one, key, None) is None
 
 
+async def test_what_is_put_arrives_by_itself(redis_url: str) -> None:
+    """It goes out with the next lookup, in order; without one in a moment; and at the end at once."""
+    one, two, key, last = in_redis(redis_url), in_redis(redis_url), fresh_key(), fresh_key()
+    async with opened(two):
+        async with opened(one):
+            one.put(key, ANSWER, 60_000)
+            one.put(key, Entry(b"later", "", "", 0, 0), 60_000)
+            assert await found(two, key, Entry(b"later", "", "", 0, 0)), "nobody has looked anything up at that worker"
+            one.put(last, ANSWER, 60_000)
+        assert await two.get(last) == ANSWER
+
+
 async def test_what_is_too_old_is_not_counted(redis_url: str) -> None:
     """What Redis has forgotten takes none of a worker's room, and is not taken out again."""
     clock = Clock()

@@ -209,11 +209,11 @@ class Plan:
 class CachePlan:
     """What the cache needs to know of one key and one model: how keys of answers begin, and what an answer from the cache counts against.
 
-    plan: of its hold, which is that of a call at `deployment`, for nothing, with limits on requests alone. all_told: its template has all limits that
-    clients are told of.
+    plan: of its hold, which is that of a call at `deployment`, for nothing, with limits on requests alone. places: of its counters among all those of
+    the key. all_told: they are all that clients are told of.
     """
 
-    __slots__ = ("all_told", "caching", "deployment", "plan", "prefix", "shaping")
+    __slots__ = ("all_told", "caching", "deployment", "places", "plan", "prefix", "shaping")
 
     def __init__(self, key: Key, model: Model, caching: Caching, template: Template, rules: bytes) -> None:
         self.caching = caching
@@ -222,6 +222,7 @@ class CachePlan:
         self.deployment = msgspec.structs.replace(model.deployments[0], id=CACHE, counters=(), price=_FREE, extend=False, visible=False)
         requests = Template(key.tree, [one for one in key.counters if one.unit is Unit.REQUESTS], model.name, key.priority)
         self.plan = Plan(key, model, requests)
+        self.places = tuple(template.counters.index(one) for one in requests.counters)
         self.all_told = requests.counters == template.counters or not (template.shown or template.marked)
 
 
