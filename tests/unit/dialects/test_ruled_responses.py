@@ -90,11 +90,11 @@ def texts_in(told: Sequence[dict[str, Any]], kind: str, count: int) -> dict[str,
 @settings(max_examples=60, deadline=None)
 def test_a_phrase_is_told_nowhere(kind: str, data: st.DataObject) -> None:
     """However it is split over deltas, parts and reads, and whichever events tell it: what a text is in one of them it is in all."""
-    texts = data.draw(st.lists(st.lists(st.sampled_from(["bo", "mb", "b", "om", "x ", "BOMB", "cat", "é😀"]), max_size=4), min_size=1, max_size=3))
+    texts = data.draw(st.lists(st.lists(st.sampled_from(["bo", "mp", "b", "om", "x ", "BOMP", "cat", "é😀"]), max_size=4), min_size=1, max_size=3))
     tells = [one for one in ALL if data.draw(st.booleans())]
     bytes_ = stream(*told_by(kind, texts, tells, data.draw(st.booleans())), output=[whole_item(kind, texts)])
     reads = sorted(data.draw(st.lists(st.integers(0, len(bytes_)), max_size=4)))
-    banned = [mask("bomb"), mask("😀x", "mask", "*")]
+    banned = [mask("bomp"), mask("😀x", "mask", "*")]  # of which none can begin in another: parts are read each by itself before they are read as one
     told, events = read(rules(*banned, disclaimer=data.draw(st.sampled_from(["", NOTE]))), bytes_, reads)
     found = texts_in(told, kind, len(texts))
     if "deltas" not in tells:
