@@ -185,7 +185,7 @@ _SHORT_IPV6 = re.compile(
 )
 
 
-_counted = re.compile(r"(?<![A-Za-z.])(?i:versions?|release|section|chapter|v|§)[ :]{1,2}$").search  # what has numbers with points
+_counted = re.compile(r"(?<![A-Za-z])(?i:versions?|release|section|chapter|v|§)[ :]{1,2}$").search  # what has numbers with points
 _COUNTED_MAX = 11  # characters, with one before them
 _COUNTED_LAST = frozenset("nNsSeErRvV§ :")  # the last character of them, or one of two behind it
 
