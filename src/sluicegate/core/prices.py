@@ -111,10 +111,11 @@ class Origin(msgspec.Struct, frozen=True):
 
 
 def _reaches(dearest_input: int, dearest_output: int, price: Price) -> tuple[tuple[int, Price], ...]:
-    found = []
+    found, fee = [], price.request_fee
     for tier in price.tiers:
         dearest_input, dearest_output = max(dearest_input, tier.price.dearest_input), max(dearest_output, tier.price.dearest_output)
-        found.append((tier.above, Price(dearest_input, dearest_output, request_fee=max(price.request_fee, tier.price.request_fee))))
+        fee = max(fee, tier.price.request_fee)
+        found.append((tier.above, Price(dearest_input, dearest_output, request_fee=fee)))
     return tuple(reversed(found))
 
 

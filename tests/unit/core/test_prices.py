@@ -126,6 +126,8 @@ def test_a_tier_is_held_where_it_can_be_reached() -> None:
     cheaper = Price(10, 10, request_fee=7, tiers=(Tier(5, Price(1, 20, request_fee=3)), Tier(9, Price(2, 3))))
     assert (cheaper.within(10).dearest_input, cheaper.within(10).dearest_output, cheaper.within(10).request_fee) == (10, 20, 7)
     assert cheaper.at(10).input == 2
+    smaller = Price(0, 0, tiers=(Tier(2, Price(0, 0, request_fee=1)), Tier(3, Price(1, 0))))
+    assert smaller.within(4).request_fee == 1  # of the tier below, in which it may end
 
 
 def test_two_rates_are_all_that_most_requests_are_asked_about() -> None:
