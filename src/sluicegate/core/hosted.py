@@ -1,16 +1,15 @@
 """Tools that a provider runs while it answers (searches, code): how many calls of them a request can make, and what these can cost.
 
-Each round of such calls has the model read everything again, so n calls are held as n + 1 times what the model can read. Calls are bounded by what
-the request says, by what the operator allows at the deployment (`tool_calls`, which is sent upstream where a field is for it), or by neither: then it
-is refused under a dollar limit (pricing.py), and under one on tokens its input is held once.
+Each round of such calls has the model read everything again, so n calls are held as n + 1 times what the model can read, and as all rounds that the
+provider makes, where it makes more of them than calls. Calls are bounded by what the request says, by what the operator allows at the deployment (`tool_calls`, which is sent upstream where a field is for it), or by neither: then it
+is refused under a dollar limit (pricing.py), and under one on tokens its input is held once, or for the rounds that the provider makes.
 
 What bounds calls is documented to bound these, and not rounds. OpenAI ignores what a model calls beyond `max_tool_calls`, which counts its own tools
 together (https://platform.openai.com/docs/api-reference/responses/create). Anthropic answers a search beyond `max_uses` with the error
 `max_uses_exceeded`, which is not charged for, and the model goes on
 (https://docs.anthropic.com/en/docs/agents-and-tools/tool-use/web-search-tool); newer searches run code between, which nothing counts; what ends it is
 a limit of ten rounds in a request, with `pause_turn` (https://docs.anthropic.com/en/docs/build-with-claude/handling-stop-reasons). So there can be
-more rounds than calls and one. To read more than is held, they would have to be nearly as long as the model's context each: that is an exception, and
-named in docs/prices.md. The final report tells what was read in all of them.
+more rounds than calls and one: ten are held at the least.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,6 +33,7 @@ class Hosted(Struct, frozen=True, gc=False):
     together: bool = False  # these are calls of all such tools together
     told: str | None = ""  # the name by which answers tell of its calls; "": the same; None: they do not
     again: bool = True  # all is read again after each call
+    rounds: int = 0  # that the provider makes of its tools' calls in one request, whatever bounds those; 0: one for each call, and the last
     any: bool = False  # it is not said which tools these are: what the provider has kept may bring some
 
 
@@ -49,7 +49,7 @@ class Calls(Struct, gc=False):
 
 def calls_of(hosted: Sequence[Hosted], allowed: int, fees: Mapping[str, int]) -> Calls:
     """allowed: calls that the operator allows a request at most; 0: it is not said. fees: nano-USD of one call, by the names of tools."""
-    found, together, dearest = Calls(), 0, 0
+    found, together, dearest, rounds = Calls(), 0, 0, 1
     for tool in hosted:
         fee = max(fees.values(), default=None) if tool.any else fees.get(tool.name)
         if fee is None and tool.name not in FREE:
@@ -61,11 +61,12 @@ def calls_of(hosted: Sequence[Hosted], allowed: int, fees: Mapping[str, int]) ->
             together, dearest = max(together, most), max(dearest, fee or 0)
             continue
         found.most += most if tool.again else 0
+        rounds = max(rounds, tool.rounds)
         if tool.told is None:
             found.untold_nano_usd += most * (fee or 0)
         else:
             found.fees_nano_usd += most * (fee or 0)
-    found.most += together
+    found.most = max(found.most + together, rounds - 1)
     found.fees_nano_usd += together * dearest
     return found
 

@@ -36,7 +36,7 @@ from sluicegate.dialects.anthropic_blocks import (
 )
 from sluicegate.dialects.anthropic_thinking import without_thinking
 from sluicegate.dialects.form import BadRequest, Request, Target
-from sluicegate.dialects.hosted import name_of, of_container, of_tool
+from sluicegate.dialects.hosted import LOOP, name_of, of_container, of_tool
 from sluicegate.dialects.openai_messages import Content
 from sluicegate.dialects.openai_request import CAPS, Count, as_known, more_fields, named, strictly
 from sluicegate.dialects.repeats import refuse_repeats
@@ -317,7 +317,7 @@ def _tools(blocks: _Blocks, tools: list[_Tool]) -> None:
             blocks.own_prompts += 1
         else:
             blocks.unbounded(f"a tool of type {tool.type[:40]!r}, which the provider runs or describes", f"{path}.type")
-            blocks.content.hosted += of_tool(tool.type, f"{path}.type", tool.max_uses)
+            blocks.content.hosted += of_tool(tool.type, f"{path}.type", tool.max_uses, rounds=LOOP)
 
 
 def _refuse(typed: Body, fields: dict[str, Raw]) -> None:

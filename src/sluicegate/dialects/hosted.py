@@ -18,6 +18,7 @@ _OF_CLIENTS = frozenset(("apply_patch", "computer", "computer_use_preview", "loc
 _RUNNING = ("agentid", "assistantid", "connector", "datasource", "grounding", "knowledge", "mcp", "plugin", "retriev", "search", "vectorstore")
 _CALL = "_call"
 _BY_CLIENTS = _OF_CLIENTS | {"computer"}  # as answers tell of them
+LOOP = 10  # rounds in which Anthropic runs tools; `pause_turn` ends them: https://docs.anthropic.com/en/docs/build-with-claude/handling-stop-reasons
 _OPENED = ("open_page", "find_in_page", "find")  # what a search does for nothing: all else is paid for
 # Fields that name what the provider has kept, and that may bring tools of any kind.
 _BRINGING = frozenset(("prompt", "promptid", "preset"))
@@ -32,12 +33,12 @@ def name_of(kind: str) -> str:
     return kind[:end] or "tool"
 
 
-def of_tool(kind: str, by: str, most: int | None = None, *, together: bool = False, told: str | None = "") -> tuple[Hosted, ...]:
+def of_tool(kind: str, by: str, most: int | None = None, *, together: bool = False, told: str | None = "", rounds: int = 0) -> tuple[Hosted, ...]:
     """A tool of this type, if it is the provider that runs it."""
     name = name_of(kind)
     if told is not None and told_as(name) != name:
         told = told_as(name)
-    return () if name in _OF_CLIENTS else (Hosted(name, by, most, together, told),)
+    return () if name in _OF_CLIENTS else (Hosted(name, by, most, together, told, rounds=rounds),)
 
 
 def of_field(field: str) -> tuple[Hosted, ...]:
@@ -59,7 +60,7 @@ def of_response(hosted: tuple[Hosted, ...], most: int | None) -> tuple[Hosted, .
 
 def of_container(fields: Mapping[str, Raw]) -> tuple[Hosted, ...]:
     """What runs in a container of Anthropic's that a request names: skills have code of theirs run."""
-    return () if fields.get("container", _NULL) == _NULL else (Hosted("code_execution", "container"),)
+    return () if fields.get("container", _NULL) == _NULL else (Hosted("code_execution", "container", rounds=LOOP),)
 
 
 def of_code(container: Any, by: str, most: int | None) -> Hosted:

@@ -1,5 +1,7 @@
 """How many calls of a provider's own tools a request can make, and what these can cost."""
 
+from msgspec import structs
+
 from sluicegate.core.hosted import Calls, Hosted, calls_of, named_as_told
 
 FEES = {"web_search": 10_000_000, "file_search": 2_500_000}
@@ -25,6 +27,15 @@ def test_what_the_operator_allows_bounds_what_a_request_says_and_what_it_does_no
     assert calls_of([SEARCH], 4, FEES) == Calls(4, 40_000_000)
     assert calls_of([SEARCH], 9, FEES) == Calls(5, 50_000_000)
     assert calls_of([endless, FETCH], 0, FEES) == Calls(2, 0, endless=endless)
+
+
+def test_rounds_that_the_provider_makes_are_held_whatever_bounds_the_calls() -> None:
+    """A call beyond the bound is answered with an error, and the model reads that, too. More calls than rounds are held as calls."""
+    looping = structs.replace(SEARCH, rounds=10)
+    assert calls_of([looping], 0, FEES) == Calls(9, 50_000_000)
+    assert calls_of([looping, structs.replace(FETCH, most=6, rounds=10)], 0, FEES) == Calls(11, 50_000_000)
+    endless = Hosted("web_search", "tools[0].type", rounds=10)
+    assert calls_of([endless], 0, FEES) == Calls(9, 0, endless=endless)
 
 
 def test_a_tool_without_a_fee_is_named() -> None:

@@ -70,11 +70,11 @@ def test_code_costs_by_its_container(container: Any, name: str) -> None:
 
 
 def test_tools_of_messages() -> None:
-    """`max_uses` bounds each."""
+    """`max_uses` bounds the calls of each, and ten the rounds of all."""
     asked = messages(
         {"type": "web_search_20250305", "name": "web_search", "max_uses": 5}, {"type": "code_execution_20250825", "name": "code_execution"}
     )
-    assert asked.hosted == (Hosted("web_search", "tools[0].type", 5), Hosted("code_execution", "tools[1].type"))
+    assert asked.hosted == (Hosted("web_search", "tools[0].type", 5, rounds=10), Hosted("code_execution", "tools[1].type", rounds=10))
     assert messages({"type": "bash_20250124", "name": "bash"}).hosted == ()
 
 
@@ -94,7 +94,7 @@ def test_what_the_provider_has_kept_may_bring_tools_of_any_kind() -> None:
     assert responses(prompt={"id": "p"}).hosted == (Hosted("prompt", "prompt", None, True, any=True),)
     assert chat(preset="p").hosted == (Hosted("preset", "preset", told=None, any=True),)
     assert responses(previous_response_id="r", conversation="c").hosted == ()
-    assert messages(container={"id": "c", "skills": []}).hosted == (Hosted("code_execution", "container"),)
+    assert messages(container={"id": "c", "skills": []}).hosted == (Hosted("code_execution", "container", rounds=10),)
     assert messages(container=None).hosted == ()
 
 
