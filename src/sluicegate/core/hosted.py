@@ -1,8 +1,9 @@
 """Tools that a provider runs while it answers (searches, code): how many calls of them a request can make, and what these can cost.
 
 Each round of such calls has the model read everything again, so n calls are held as n + 1 times what the model can read, and as all rounds that the
-provider makes, where it makes more of them than calls. Calls are bounded by what the request says, by what the operator allows at the deployment (`tool_calls`, which is sent upstream where a field is for it), or by neither: then it
-is refused under a dollar limit (pricing.py), and under one on tokens its input is held once, or for the rounds that the provider makes.
+provider makes, where it makes more of them than calls. Calls are bounded by what the request says, by what the operator allows at the deployment
+(`tool_calls`, which is sent upstream where a field is for it), or by neither: then it is refused under a dollar limit (pricing.py), and under one on
+tokens its input is held once, or for the rounds that the provider makes.
 
 What bounds calls is documented to bound these, and not rounds. OpenAI ignores what a model calls beyond `max_tool_calls`, which counts its own tools
 together (https://platform.openai.com/docs/api-reference/responses/create). Anthropic answers a search beyond `max_uses` with the error
