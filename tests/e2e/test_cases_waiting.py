@@ -153,7 +153,7 @@ async def test_a_stream_that_is_held_bit_by_bit_waits_for_room_for_all_of_it(tmp
         replies = await asyncio.gather(*asking)
         assert [reply.headers.get("x-sluicegate-max-tokens") for reply in replies] == [None] * 3
         assert sorted(record.waited_us > 0 for record in bench.records) == [False, False, True]
-        assert {record.held for record in bench.records} == {20}
+        assert all(20 <= record.held < 100 for record in bench.records)  # 20, unless the machine stalls: then it looks as if more were to come
 
 
 async def test_who_waits_asks_for_what_is_known_by_then(tmp_path: Path) -> None:
