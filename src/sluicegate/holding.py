@@ -229,7 +229,7 @@ class Holding:
     def _takes_less(self, attempt: Attempt, refusal: Refusal, place: Place | None) -> bool:
         """Whether it asks for less: waiting for so much is no use, or the limit is nearly used up and others wait for their share (decision 13)."""
         figures, over = attempt.figures, place is not None and self.waiting.left_s(place) <= 0
-        in_vain = refusal.reason not in PASSING or _here_only(refusal)  # so much will not come free, or not here
+        in_vain = refusal.reason not in PASSING  # so much will not come free
         modest = (figures.need if over else figures.aim) if attempt.extends else max(figures.need, figures.aim * MODEST // 100)
         scarce = not attempt.extends and figures.aim < figures.want and _nearly_used_up(refusal)
         step = attempt.need > modest and (over or in_vain or scarce)

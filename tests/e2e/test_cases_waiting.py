@@ -209,6 +209,34 @@ async def test_where_little_is_left_most_of_the_estimate_is_enough(tmp_path: Pat
         assert (reply.code, reply.headers.get("x-sluicegate-max-tokens")) == ("200", "30" if served else None)
 
 
+@pytest.mark.parametrize("limit", ["$0.002/day", "{amount: 2000, unit: tokens, per: day, models: [chat]}"])
+async def test_limits_that_another_deployment_might_not_have_are_waited_for_at_the_last(tmp_path: Path, limit: str) -> None:
+    """Dollars, or the tokens of one model: where nothing else can be tried, they are waited for as any other limit is."""
+    async with waiting_bench(tmp_path, limits=f"[{limit}]", options={"ttft": 600, "completion": 5}) as bench:
+        with bench.held():  # room for some thirty tokens is left, and most will come free
+            first = await sent(bench, "sk-key", "first", max_tokens=1950)
+            second = await sent(bench, "sk-key", "second", max_tokens=200)
+            assert depth(bench) == 1
+        assert await codes(first) == ["200"]
+        reply = await second.rest()
+        assert (reply.code, reply.headers.get("x-sluicegate-max-tokens")) == ("200", None)
+
+
+async def test_another_deployment_is_tried_before_less_is_taken(tmp_path: Path) -> None:
+    """The dear one has room for a part of the answer, the cheap one for all of it."""
+    models = TWO_DEPLOYMENTS.replace("model: cheap, price: {input: 0.5, output: 1.0}", "model: first, price: {input: 5, output: 10}")
+    models = models.replace("model: dear, price: {input: 5, output: 10.0}", "model: cheap, price: {input: 0.5, output: 1}")
+    async with waiting_bench(tmp_path, limits="[$0.002/day]", models=models, options={"ttft": 80, "completion": 5}) as bench:
+        with bench.held():
+            first = await sent(bench, "sk-key", "first", max_tokens=150, model="both")
+            second = await sent(bench, "sk-key", "second", max_tokens=150, model="both")
+            await bench.asked(2)
+        assert await codes(first, second) == ["200"] * 2
+        bench.whole = False  # two prices
+        assert {record.client_id: record.deployment for record in bench.records} == {"first": "mock/first", "second": "mock/cheap"}
+        assert max(record.waited_us for record in bench.records) == 0
+
+
 async def test_who_has_waited_long_enough_takes_no_crumbs(tmp_path: Path) -> None:
     """What would end most answers early is no help at the end of a wait: it is told that the budget is in use."""
     async with waiting_bench(tmp_path, "150ms", limits="[98 tokens/day]", options={"ttft": 600, "completion": 5}) as bench:
