@@ -26,8 +26,9 @@ SEEDED = frozenset(("openai_chat", "openai_completions"))  # dialects that have 
 _DETERMINISTIC = frozenset(("openai_embeddings",))  # dialects whose answers are drawn by no chance
 _TRACING = frozenset((b"traceparent", b"tracestate"))  # headers that go on and shape no answer
 _CREDENTIALS = frozenset((b"authorization", b"x-api-key", b"api-key"))
-_FETCHED = b'url":"http'  # in a canonical body, after a quote or `_`: the provider reads what is there at the time. A text's own quotes are escaped
-_FETCHING = re.compile(rb'["_]' + _FETCHED)
+# In a canonical body: an address of something that the provider reads as it is at the time, whatever the scheme. A text's own quotes are escaped.
+_FETCHED = b'url":"'
+_FETCHING = re.compile(rb'["_]' + _FETCHED + rb"(?!(?i:data):)")
 
 _decode = msgspec.json.Decoder().decode
 _encode = msgspec.json.Encoder().encode

@@ -20,7 +20,7 @@ from sluicegate.dialects import openai_request
 from sluicegate.dialects.form import BadRequest, Request, Target
 from sluicegate.dialects.openai_inputs import Counted, Inputs, counted
 from sluicegate.dialects.openai_messages import Content
-from sluicegate.dialects.openai_request import CAPS, CHOICES_MAX, LARGE, Choices, Count, StreamOptions, more_fields, strictly
+from sluicegate.dialects.openai_request import CHOICES_MAX, Choices, Count, StreamOptions, cap_of, more_fields, strictly
 from sluicegate.dialects.repeats import refuse_repeats
 from sluicegate.dialects.showing import shows_all
 from sluicegate.dialects.tariffs import tariff
@@ -75,8 +75,7 @@ def read_request(body: bytes) -> Request:
     choices = prompts.inputs * max(each, typed.best_of or 1)
     stream, options = typed.stream is True, typed.stream_options
     _possible(typed, prompts, choices)
-    caps = [cap for name in CAPS if (cap := getattr(typed, name))]
-    cap = max(caps) if caps else None
+    cap, cap_by = cap_of(typed)
     texts = prompts.texts + ([typed.suffix] if typed.suffix else []) + content.texts
     return Request(
         model=typed.model,
@@ -91,7 +90,7 @@ def read_request(body: bytes) -> Request:
         prediction="",
         unbounded=content.unbounded,
         fields=fields,
-        cap_by="max_tokens" if cap is None or cap < LARGE else next(name for name in CAPS if getattr(typed, name) == cap),
+        cap_by=cap_by,
         unbounded_by=content.unbounded_by,
         hosted=content.hosted,
         tariff=tariff(fields),

@@ -4,7 +4,8 @@ Typed only where the gateway acts on a field; every other field goes upstream as
 is held is what the upstream will do: a wrong type, an impossible number or a field name that differs from a known one only in case (some
 upstreams would obey it) is a `BadRequest` that names the field. Choices made here:
 
-- A cap of 0 or below, -1 included, a fraction, a string or a boolean is refused; null is absent. Of several caps the largest is held, one is sent.
+- A cap of 0 or below, -1 included, a fraction, a string or a boolean is refused; null is absent. Of several caps, under whichever names, the smallest
+  holds, and one is sent: what one of them allows, another forbids.
 - A field given twice: the last one counts, here and upstream, since only that one is sent. A name that is given twice
   further in is refused: both would be sent.
 - All that a chat template could put before the model counts as text. A message of the usual shape counts by its texts, calls with the JSON that
@@ -36,7 +37,6 @@ T = TypeVar("T")
 
 CHOICES_MAX = 128  # OpenAI's own maximum of `n`
 NUMBER_MAX = 2**53 - 1
-LARGE = 2**20  # a cap below it can be counted at any price that is meant
 
 Count = Annotated[int, Meta(ge=1, le=NUMBER_MAX)]
 Choices = Annotated[int, Meta(ge=1, le=CHOICES_MAX)]
@@ -154,9 +154,9 @@ _SURROGATES = re.compile(rb"(?<!\\)((?:\\\\)*)\\u(?:[dD][89abAB][0-9a-fA-F]{2}\\
 def read_request(body: bytes) -> Request:
     """A client's request. Raises BadRequest, and nothing else, naming the field."""
     typed, fields, content = strictly(_read, body)
-    stream, cap, choices = typed.stream is True, typed.max_tokens, 1
+    stream, cap, cap_by, choices = typed.stream is True, typed.max_tokens, "max_tokens", 1
     if not _RARELY_COUNTED.isdisjoint(fields):
-        cap = max([number for name in CAPS if (number := getattr(typed, name))], default=None)
+        cap, cap_by = cap_of(typed)
         choices = max(typed.n or 1, typed.best_of or 1, typed.n_cmpl or 1)
     request = Request(  # by position: on the path of every request, and names cost as much as all values together
         typed.model,
@@ -171,19 +171,23 @@ def read_request(body: bytes) -> Request:
         "",
         content.unbounded,
         fields,
-        "max_tokens",
+        cap_by,
         content.unbounded_by,
         0,
         (),
         content.more,
     )
-    if cap is not None and cap >= LARGE:
-        request.cap_by = next(name for name in CAPS if getattr(typed, name) == cap)
     if content.unbounded:
         request.hosted = content.hosted
     if not _PLAIN.issuperset(fields):
         _special(request, typed)
     return request
+
+
+def cap_of(typed: Any, own: str = CAPS[0]) -> tuple[int | None, str]:
+    """The smallest of the caps that are given, and the field that says it; of equals the dialect's own."""
+    cap, _, name = min([(cap, name != own, name) for name in CAPS if (cap := getattr(typed, name))], default=(None, False, own))
+    return cap, name
 
 
 def _special(request: Request, typed: _Usual | Body) -> None:

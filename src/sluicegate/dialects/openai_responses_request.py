@@ -2,7 +2,8 @@
 
 As strict as openai_request, whose choices hold here, too. Beside them:
 
-- The cap is `max_output_tokens`, over reasoning and all turns of one response. A cap under another dialect's name is obeyed and sent as that.
+- The cap is `max_output_tokens`, over reasoning and all turns of one response. A cap under another dialect's name is obeyed and sent as
+  that; of several the smallest.
 - There is one answer: `n` and its like may only be 1.
 - What the provider has kept (`previous_response_id`, `conversation`, `prompt`, referenced items), fetches or runs for itself makes the input
   unbounded.
@@ -18,7 +19,7 @@ from msgspec import Meta, Raw, Struct
 from sluicegate.dialects.form import BadRequest, Request, Target
 from sluicegate.dialects.hosted import of_code, of_response, of_tool
 from sluicegate.dialects.openai_messages import Content
-from sluicegate.dialects.openai_request import CAPS, LARGE, RENDERED, SETTING_BYTES, Count, Thinking, as_known, budget_of, more_fields, strictly
+from sluicegate.dialects.openai_request import CAPS, RENDERED, SETTING_BYTES, Count, Thinking, as_known, budget_of, cap_of, more_fields, strictly
 from sluicegate.dialects.openai_responses_items import OURS, add_items, without_reasoning
 from sluicegate.dialects.repeats import refuse_repeats
 from sluicegate.dialects.showing import shows_all
@@ -93,8 +94,7 @@ _encode = msgspec.json.Encoder().encode
 def read_request(body: bytes) -> Request:
     """A client's request. Raises BadRequest, and nothing else, naming the field."""
     typed, fields, content = strictly(_read, body)
-    caps = [cap for name in CAPS if (cap := getattr(typed, name))]
-    cap = max(caps) if caps else None
+    cap, cap_by = cap_of(typed, CAP_FIELD)
     items = typed.input if isinstance(typed.input, list) else ()
     return Request(
         model=typed.model,
@@ -109,7 +109,7 @@ def read_request(body: bytes) -> Request:
         prediction="",
         unbounded=content.unbounded,
         fields=fields,
-        cap_by=CAP_FIELD if cap is None or cap < LARGE else next(name for name in CAPS if getattr(typed, name) == cap),
+        cap_by=cap_by,
         unbounded_by=content.unbounded_by,
         hosted=content.hosted,
         tariff=tariff(fields),

@@ -235,6 +235,11 @@ def test_dialects_without_a_seed() -> None:
         ({"web_search_options": {}}, "unbounded"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}]}]}, "unbounded"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}]}]}, ""),
+        *(
+            ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]}, "unbounded")
+            for url in ("HTTPS://example.com/a.png", " https://example.com/a.png", "//example.com/a.png", "gs://bucket/a.png", "file:/a.png")
+        ),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "DATA:image/png;base64,AAAA"}}]}]}, ""),
         ({"messages": [{"role": "user", "content": '"url":"http://example.com"'}]}, ""),
         ({"messages": [{"role": "user", "content": [{"type": "file", "file": {"file_id": "file-1"}}]}]}, "unbounded"),
     ],

@@ -140,10 +140,10 @@ def test_what_is_no_object_is_refused(data: bytes) -> None:
     assert refused(data).message.startswith("The body")
 
 
-def test_the_largest_cap_counts() -> None:
+def test_the_smallest_cap_counts() -> None:
     """Of several, and one is sent, under the name that completions have for it also where a model's chats want another; null is absent."""
-    request = read(max_tokens=None, max_completion_tokens=20, n_predict=30)
-    assert request.cap == 30
+    request = read(max_tokens=None, max_completion_tokens=30, n_predict=20)
+    assert (request.cap, request.cap_by) == (20, "n_predict")
     assert read(max_tokens=None).cap is None
     written = sent(request, Target("served", 24, "max_completion_tokens", True))
     assert written == {"model": "served", "prompt": "Once", "max_tokens": 24}

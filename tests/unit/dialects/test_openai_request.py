@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluicegate.dialects.form import BadRequest, Request, Target
-from sluicegate.dialects.openai_request import read_request, write_request
+from sluicegate.dialects.openai_request import CAPS, read_request, write_request
 
 USER = {"role": "user", "content": "hi"}
 TARGET = Target("served", 64, "max_tokens", True)
@@ -270,14 +270,28 @@ def test_a_lone_surrogate_is_replaced() -> None:
         ({"max_tokens": None}, None),
         ({"max_tokens": 5}, 5),
         ({"max_completion_tokens": 7}, 7),
-        ({"max_tokens": 5, "max_completion_tokens": 7}, 7),
+        ({"max_tokens": 500, "max_completion_tokens": 7}, 7),
+        ({"max_tokens": 7, "max_completion_tokens": 500}, 7),
+        ({"max_tokens": 50, "max_output_tokens": 5000}, 50),
         ({"max_tokens": 9, "max_completion_tokens": None}, 9),
-        ({"max_tokens": 9, "n_predict": 10}, 10),
+        ({"max_tokens": 9, "n_predict": 10}, 9),
+        ({"max_new_tokens": 4, "n_predict": 10, "max_tokens": 6}, 4),
     ],
 )
-def test_largest_cap_is_held(fields: dict[str, Any], cap: int | None) -> None:
-    """Null is absent; of several caps the largest counts."""
-    assert read(**fields).cap == cap
+@pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
+def test_the_smallest_cap_holds(fields: dict[str, Any], cap: int | None, field: str) -> None:
+    """Null is absent; of several caps the smallest counts, and it is the only one that is sent (cases 92, 104)."""
+    request = read(**fields)
+    assert request.cap == cap
+    written = sent(request, Target("served", None, field, True))
+    assert {name: written[name] for name in CAPS if written.get(name) is not None} == ({field: cap} if cap is not None else {})
+
+
+def test_a_cap_that_cannot_be_counted_is_named_by_its_field() -> None:
+    """That of the smallest."""
+    assert read(max_tokens=2**50, n_predict=2**52).cap_by == "max_tokens"
+    assert read(max_tokens=2**52, n_predict=2**50).cap_by == "n_predict"
+    assert read(max_completion_tokens=2**50).cap_by == "max_completion_tokens"
 
 
 @pytest.mark.parametrize(("fields", "choices"), [({}, 1), ({"n": None}, 1), ({"n": 8}, 8), ({"n": 2, "best_of": 5}, 5), ({"n_cmpl": 3}, 3)])

@@ -151,9 +151,12 @@ def test_nothing_of_it_makes_the_input_unbounded() -> None:
 
 @pytest.mark.parametrize("name", ["max_output_tokens", "max_tokens", "max_completion_tokens", "max_new_tokens", "n_predict"])
 def test_caps(name: str) -> None:
-    """The cap by any name that an upstream might obey is held, the largest counts, and it is sent as the one that this dialect knows."""
+    """The cap by any name that an upstream might obey is held, the smallest counts, and it is sent as the one that this dialect knows."""
     assert read(**{name: 50}).cap == 50
-    assert read(**{name: 50, "temperature": 1, "n_predict": 90}).cap == 90
+    assert read(**{"n_predict": 90, name: 50, "temperature": 1}).cap == 50
+    both = read(max_output_tokens=20, max_tokens=700)
+    assert (both.cap, both.cap_by, read(max_output_tokens=20, max_tokens=20).cap_by) == (20, "max_output_tokens", "max_output_tokens")
+    assert sent(both, Target("served", None, "max_tokens", True)) == {"model": "served", "input": "hi", "max_output_tokens": 20}
     request = read(**{name: 50})
     assert sent(request, Target("served", None, "max_tokens", True)) == {"model": "served", "input": "hi", "max_output_tokens": 50}
     assert sent(request)["max_output_tokens"] == 64
