@@ -11,6 +11,7 @@ reference; llama.cpp (usage on the last chunk with choices, or on one without); 
 
 import json
 from collections.abc import Collection, Iterator
+from sys import float_info
 from typing import Any
 
 import msgspec
@@ -191,9 +192,9 @@ def parse(data: bytes) -> tuple[Body | None, Any]:
 
 
 def loosely(data: bytes) -> Any:
-    """Any JSON, lone surrogates and huge numbers included, as plain values; None if there is none."""
+    """Any JSON, lone surrogates and huge numbers included, as plain values that can be written as JSON again; None if there is none."""
     try:
-        return json.loads(data)
+        return json.loads(data, parse_float=_finite, parse_constant=_no_number)
     except (ValueError, RecursionError):
         return None
 
@@ -201,13 +202,22 @@ def loosely(data: bytes) -> Any:
 def plainly(data: bytes) -> Any:
     """The same for one who only looks for texts: a number of thousands of digits is none of them, and no reason to see nothing."""
     try:
-        return json.loads(data, parse_int=_number)
+        return json.loads(data, parse_int=_number, parse_float=_finite, parse_constant=_no_number)
     except (ValueError, RecursionError):
         return None
 
 
+def _finite(text: str) -> float:
+    """The nearest that there is: JSON has no infinity."""
+    return max(-float_info.max, min(float(text), float_info.max))
+
+
+def _no_number(_: str) -> None:
+    """NaN and Infinity, which some write though JSON has neither."""
+
+
 def _number(digits: str) -> int | float:
-    return int(digits) if len(digits) < 400 else float(digits)
+    return int(digits) if len(digits) < 400 else _finite(digits)
 
 
 def _tolerated(loose: dict[str, Any]) -> Body:

@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -552,3 +553,11 @@ def test_an_answer_that_cannot_be_told_as_a_stream() -> None:
     body = b'{"choices":[{"message":{"content":"a"}}],"x":' + b"1" * 5000 + b"}"
     assert read_answer(body).readable
     assert [event.kind for event in StreamReader().feed(streamed(body))] == ["error"]
+
+
+@pytest.mark.parametrize("written", ["1e400", "-1e400", "NaN", "Infinity", "1" * 5000])
+def test_numbers_that_json_has_not_are_told_as_some_that_it_has(written: str) -> None:
+    """An answer that is told as a stream is JSON for every client, whatever an upstream wrote into it."""
+    body = '{"id":"c","odd":%s,"choices":[{"index":0,"message":{"content":"a"},"finish_reason":"stop"}]}' % written
+    for event in streamed(body.encode()).split(b"\n\n")[:-2]:
+        msgspec.json.decode(event.removeprefix(b"data: "))
