@@ -78,13 +78,13 @@ async def test_case_92_null_is_absent(tmp_path: Path, field: str) -> None:
 
 
 @pytest.mark.parametrize("values", [(30, 40), (40, 30)])
-async def test_case_92_of_two_caps_the_larger_is_held(tmp_path: Path, values: tuple[int, int]) -> None:
-    """Both are fine; one is sent."""
+async def test_case_92_of_two_caps_the_smaller_holds(tmp_path: Path, values: tuple[int, int]) -> None:
+    """It is what is held, and the only one that is sent."""
     async with running(tmp_path, limits=LIMITS, options={"completion": 100}) as bench:
         await bench.chat(**dict(zip(CAPS, values, strict=True)))
-        assert json.loads(bench.mock.calls[-1].body)["max_tokens"] == 40
+        assert json.loads(bench.mock.calls[-1].body)["max_tokens"] == 30
         assert "max_completion_tokens" not in bench.mock.calls[-1].body
-        assert bench.mock.truth.stats().total.completion_tokens == 40
+        assert bench.mock.truth.stats().total.completion_tokens == 30
 
 
 @pytest.mark.parametrize("stream", [False, True])

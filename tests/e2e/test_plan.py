@@ -150,6 +150,9 @@ async def test_content_rules_are_told_and_the_request_as_they_make_it(tmp_path: 
         assert sent["messages"] == [{"role": "system", "content": "Be kind to all."}, {"role": "user", "content": "Say it [BANNED]"}]
         assert (sent["temperature"], sent["max_tokens"], plan["acted"], plan["output_tokens"]) == (0.25, 50, ["soft"], 50)
         assert sorted(plan["changed"]) == ["max_tokens", "temperature"]
+        both = {"max_tokens": 400, "max_completion_tokens": 30}
+        plan, _ = await planned(bench, **both), await bench.chat(**both)
+        assert (plan["output_tokens"], json.loads(bench.mock.calls[-1].body)["max_tokens"]) == (30, 30)
         refused = {"messages": [{"role": "user", "content": "hush-hush"}]}
         plan, reply = await planned(bench, **refused), await bench.chat(**refused)
         assert agrees(plan, reply) and (plan["code"], plan["acted"]) == ("content_policy", ["hush"])

@@ -186,8 +186,12 @@ def read_request(body: bytes) -> Request:
 
 def cap_of(typed: Any, own: str = CAPS[0]) -> tuple[int | None, str]:
     """The smallest of the caps that are given, and the field that says it; of equals the dialect's own."""
-    cap, _, name = min([(cap, name != own, name) for name in CAPS if (cap := getattr(typed, name))], default=(None, False, own))
-    return cap, name
+    cap, by = None, own
+    for name in CAPS:
+        given = getattr(typed, name)
+        if given and (cap is None or given < cap or (given == cap and name == own)):
+            cap, by = given, name
+    return cap, by
 
 
 def _special(request: Request, typed: _Usual | Body) -> None:
