@@ -191,6 +191,23 @@ async def test_a_long_prompt_holds_nobody_up(tmp_path: Path) -> None:
         assert found[0]["prompt"]["characters"] == len(text) and found[0]["prompt"]["text"].count("[EMAIL]") == 20_000
 
 
+async def test_no_line_of_others_is_lost_to_a_very_long_prompt(tmp_path: Path) -> None:
+    """One that is longer than all that may wait for the disk is written whole, and so is what ends meanwhile."""
+    path = tmp_path / "requests.jsonl"
+    async with running(tmp_path, log=to(path, ", prompts: full")) as bench:
+        long = asyncio.create_task(bench.chat(messages=[{"role": "user", "content": "x" * (17 << 20)}]))
+        served = 0
+        while not long.done() or not path.exists() or path.stat().st_size < 17 << 20:
+            assert (await bench.chat()).status == 200
+            served += 1
+        assert (await long).status == 200
+        found = await lines(path, served + 1)
+        assert sorted(line["prompt"]["characters"] for line in found)[-2:] == [7, 17 << 20]
+        metrics = (await bench.get("/metrics")).body.decode()
+        assert 'sluicegate_request_log_lost_total{what="line"} 0.0' in metrics
+        assert 'sluicegate_request_log_lost_total{what="prompt"} 0.0' in metrics
+
+
 def report(directory: Path, *options: str) -> Any:
     command = [sys.executable, "-m", "sluicegate", "report", "--config", str(directory / "gateway.yaml"), "--format", "json", *options]
     return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)

@@ -1,15 +1,20 @@
 """Lines that are appended to a file, or to stdout, by a thread of its own: whole lines or none, whatever the disk does.
 
     file = LogFile(path, Rotation(size_bytes, keep, gzip), on_state)
-    file.write(lines)        # at once; False: they are lost, since too many wait
+    file.write(lines)        # at once; False: some are lost, since too many wait
+    file.takes(size)         # whether a line of so many bytes would not be
     file.lost                # lines so far, these included
     file.close(timeout_s)
 
 Several processes may append to one file: each holds a lock on it while it does, and looks whether it still is the file of that name. Who finds it
 full renames it, by the time, under that lock; then it is compressed, and the oldest are deleted, in a thread again.
 
-Invariants: whoever writes never waits. What a full disk has taken of a line is taken back. How it fails: lines that cannot be written are counted
-(`lost`) and left out, the next ones are tried anew; `on_state(state, reason)` is told, from the thread, when that begins and ends. Nothing is raised.
+Invariants: whoever writes never waits. What a full disk has taken of a line is taken back. One long line may wait beside all others, whatever its
+length, so that none is lost to it; of further long ones there may be as many as leave half of what may wait to the short.
+
+How it fails: lines that cannot be written, or for which there is no room, are counted (`lost`) and left out, the next ones are tried anew;
+`on_state(state, reason)` is told, from either thread, when that begins and ends: where too many waited, once all of them are written. Nothing is
+raised.
 """
 
 import contextlib
@@ -25,15 +30,16 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from threading import Thread
+from threading import Lock, Thread
 from typing import NamedTuple
 
-WAITING_MAX = 16 << 20  # bytes that may wait for the disk; one line alone may be longer
-AT_ONCE = 1 << 20  # bytes in one write
+WAITING_MAX = 16 << 20  # bytes that may wait for the disk, beside one long line
+LONG = 1 << 20  # bytes; a line of more is long, and so many are enough for one write
 OPENED_MAX = 100  # times in a row that a file is found renamed by others
 PIPE_WAIT_S = 1.0
 STDOUT = "stdout"
 STDOUT_FD = 1
+_FULL = "too many lines wait"
 _ROTATED = re.compile(r"\.[0-9]{8}T[0-9]{6}\.[0-9]{6}(\.gz)?")
 
 
@@ -54,10 +60,13 @@ class LogFile:
         """time_ns: the wall clock. state: what on_state was told last, of the file before this one."""
         self._target = _Shared(STDOUT_FD) if to == STDOUT else _File(Path(to), rotation, time_ns)
         self._on_state = on_state
-        self._queue: SimpleQueue[list[bytes] | None] = SimpleQueue()
-        self._given = self._done = 0  # bytes; each is counted up by one thread only, and so are the two below
+        self._queue: SimpleQueue[_Batch | None] = SimpleQueue()
+        self._given = self._done = 0  # bytes that count; each is counted up by one thread only, and so are the two below
         self._refused = self._failed = 0  # lines
+        self._long = False  # the long line that does not count waits
+        self._full = False  # lines were refused, and some of those that waited then still do
         self._state = state
+        self._lock = Lock()  # on what both threads decide by, and never held while anything is written
         self._thread = Thread(target=self._run, name="request log", daemon=True)
         self._thread.start()
 
@@ -67,13 +76,35 @@ class LogFile:
         return self._refused + self._failed
 
     def write(self, lines: list[bytes]) -> bool:
-        """Takes whole lines, each with its end. False: too many wait."""
-        size, waiting = sum(map(len, lines)), self._given - self._done
-        if waiting and waiting + size > WAITING_MAX:
-            self._refused += len(lines)
+        """Takes whole lines, each with its end. False: for some there is no room."""
+        size = sum(map(len, lines))
+        if size <= LONG and self._given - self._done + size <= WAITING_MAX:  # as nearly always
+            self._given += size
+            self._queue.put(_Batch(lines, size, size >= LONG))
+            return True
+        with self._lock:
+            refused = [self._take(line) for line in lines].count(False)
+            if refused:
+                self._refused += refused
+                self._full = True
+                self._tell("failing", _FULL)
+        return not refused
+
+    def takes(self, size: int) -> bool:
+        """Whether there is room for a line of so many bytes."""
+        is_long = size > LONG
+        return (is_long and not self._long) or self._given - self._done + size <= (WAITING_MAX // 2 if is_long else WAITING_MAX)
+
+    def _take(self, line: bytes) -> bool:
+        size = len(line)
+        if not self.takes(size):
             return False
-        self._given += size
-        self._queue.put(lines)
+        if size > LONG and not self._long:
+            self._long = True
+            self._queue.put(_Batch([line], 0, is_much=True, is_beside=True))
+        else:
+            self._given += size
+            self._queue.put(_Batch([line], size, size >= LONG))
         return True
 
     def close(self, timeout_s: float) -> None:
@@ -82,33 +113,46 @@ class LogFile:
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
-        lines: list[bytes] | None = []
-        while lines is not None:
-            lines, batch = self._queue.get(), []
-            while lines is not None:
-                batch += lines
-                if sum(map(len, lines)) >= AT_ONCE:
-                    break
+        more = True
+        while more:
+            batches = [self._queue.get()]
+            while (last := batches[-1]) is not None and not last.is_much:
                 try:
-                    lines = self._queue.get_nowait()
+                    batches.append(self._queue.get_nowait())
                 except Empty:
                     break
-            if batch:
-                self._append(b"".join(batch))
+            more = batches[-1] is not None
+            if given := [batch for batch in batches if batch is not None]:
+                self._append(b"".join([line for batch in given for line in batch.lines]), sum([batch.size for batch in given]), given[-1].is_beside)
         self._target.close()
 
-    def _append(self, data: bytes) -> None:
+    def _append(self, data: bytes, size: int, has_long: bool) -> None:
+        """size: bytes of it that count. has_long: the long line that does not is among them."""
         try:
             kept, reason = self._target.append(data)
         except OSError as error:
             kept, reason = 0, _why(error)
-        if kept < len(data):
-            self._failed += data.count(b"\n", kept)
-        self._done += len(data)
-        state = "failing" if reason else "ok"
+        with self._lock:
+            if kept < len(data):
+                self._failed += data.count(b"\n", kept)
+            self._done += size
+            self._long = self._long and not has_long
+            self._full = self._full and (self._long or self._given > self._done)
+            self._tell("failing" if reason or self._full else "ok", reason or (_FULL if self._full else ""))
+
+    def _tell(self, state: str, reason: str) -> None:
         if state != self._state:
             self._state = state
             self._on_state(state, reason)
+
+
+class _Batch(NamedTuple):
+    """Lines that were given together."""
+
+    lines: list[bytes]
+    size: int  # bytes of them that count
+    is_much: bool = False  # enough for one write
+    is_beside: bool = False  # the long line that does not count
 
 
 class _Shared:

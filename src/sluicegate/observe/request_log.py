@@ -9,7 +9,8 @@ at a time, and written by a thread (log_file.py). Redaction is work of the loop,
 the interpreter while it searches, and the loop would wait for it five milliseconds at a time, in the middle of any request.
 
 Invariants: the order is that of the requests' ends. No request waits. A prompt that would make more than WAITING_MAX characters wait is left out of
-its line and counted, as is one that cannot be redacted; lines that find the file's queue full are lost and counted (log_file.py).
+its line and counted, as is one that cannot be redacted, or whose line is long and would find no room in the file's queue. Lines that find none all
+the same are lost and counted (log_file.py).
 """
 
 import asyncio
@@ -26,7 +27,7 @@ from sluicegate.core.matching import Masks, masked
 from sluicegate.core.record import Record
 from sluicegate.core.redact import How, prompt_at_once, prompt_json
 from sluicegate.observe.log import as_json
-from sluicegate.observe.log_file import LogFile
+from sluicegate.observe.log_file import LONG, LogFile
 
 GATHER_S = 0.05  # lines that come together are written together
 TURN_S = 0.002
@@ -105,9 +106,7 @@ class RequestLog:
                 break
             if self._clock() >= until:
                 break
-        if self._lines:
-            self._file.write(self._lines)
-            self._lines = []
+        self._hand_over()
         if self._entries:
             self._loop.call_soon(self._turn)
         else:
@@ -144,6 +143,11 @@ class RequestLog:
         return prompt_at_once(entry.texts, self._how, self._masks) if entry.texts else b"null"
 
     def _whole(self, entry: Entry, line: bytes) -> None:
+        if len(line) > LONG:
+            self._hand_over()  # before it is known whether there is room
+            if not self._file.takes(len(line)):
+                self.left_out += 1
+                line = self._prompt_left_out(entry)
         self._lines.append(line)
         self._prompt, self._parts = None, []
         self._entries.popleft()
@@ -152,14 +156,21 @@ class RequestLog:
 
     def _without_prompt(self, entry: Entry) -> None:
         self.left_out += entry.texts is not None
-        self._whole(entry, b'%b{"left_out":true,"characters":%d}}\n' % (head_of(entry, self._how, self._masks), entry.characters))
+        self._whole(entry, self._prompt_left_out(entry))
+
+    def _prompt_left_out(self, entry: Entry) -> bytes:
+        return b'%b{"left_out":true,"characters":%d}}\n' % (head_of(entry, self._how, self._masks), entry.characters)
+
+    def _hand_over(self) -> None:
+        if self._lines:
+            self._file.write(self._lines)
+            self._lines = []
 
     def _finish(self) -> None:
         """What has had no time is logged without its prompt."""
         while self._entries:
             self._without_prompt(self._entries[0])
-        self._file.write(self._lines)
-        self._lines = []
+        self._hand_over()
 
 
 def head_of(entry: Entry, how: How, masks: Masks) -> bytes:

@@ -255,25 +255,65 @@ def test_a_file_that_cannot_be_put_aside(path: Path, monkeypatch: pytest.MonkeyP
     assert everything(path) == ["line 1", "line 2"] and log.states == [("failing", "cannot be rotated: EACCES")]
 
 
+class Hanging:
+    """A disk that hangs until it is let go."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.stuck, self._go_on, self._write = threading.Event(), threading.Event(), os.write
+        monkeypatch.setattr(log_file.os, "write", self._slow)
+        monkeypatch.setattr(log_file, "WAITING_MAX", 100)
+        monkeypatch.setattr(log_file, "LONG", 40)
+
+    def _slow(self, fd: int, data: bytes) -> int:
+        self.stuck.set()
+        self._go_on.wait(WAIT_S)
+        return self._write(fd, data)
+
+    def let_go(self) -> None:
+        self._go_on.set()
+
+
 def test_a_disk_that_hangs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever writes goes on: what is more than may wait is lost and counted."""
-    go_on, write = threading.Event(), os.write
-    stuck = threading.Event()
-
-    def slow(fd: int, data: bytes) -> int:
-        stuck.set()
-        go_on.wait(WAIT_S)
-        return write(fd, data)
-
-    monkeypatch.setattr(log_file.os, "write", slow)
-    monkeypatch.setattr(log_file, "WAITING_MAX", 100)
+    """Whoever writes goes on: what is more than may wait is lost, counted and told, once, as is that all of what waited is written."""
+    disk = Hanging(monkeypatch)
     log = Watched(str(path))
-    assert log.write("x" * 200)  # one alone may be longer
-    stuck.wait(WAIT_S)
-    assert not log.write("a", "b") and log.file.lost == 2
-    go_on.set()
+    assert log.write("a" * 29)
+    disk.stuck.wait(WAIT_S)
+    assert log.write("b" * 29) and log.write("c" * 29) and log.states == []
+    assert not log.write("d" * 9, "e") and log.file.lost == 1  # for the first there was room
+    assert not log.write("f" * 29) and log.file.lost == 2
+    assert log.states == [("failing", "too many lines wait")]
+    disk.let_go()
     assert log.close() == 2
-    assert everything(path) == ["x" * 200]
+    assert everything(path) == ["a" * 29, "b" * 29, "c" * 29, "d" * 9]
+    assert log.states == [("failing", "too many lines wait"), ("ok", "")]
+
+
+def test_no_line_is_lost_to_a_long_one(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be longer than all that may wait, and takes none of their room; a second such is lost; others leave half of it to the short."""
+    disk = Hanging(monkeypatch)
+    log = Watched(str(path))
+    assert log.write("x" * 200)
+    disk.stuck.wait(WAIT_S)
+    assert log.write("y" * 44) and not log.file.takes(45) and log.file.takes(40)  # of which there is no more than half
+    assert log.write("a" * 19, "b" * 19) and log.states == []
+    assert not log.write("z" * 200) and log.file.lost == 1
+    disk.let_go()
+    assert log.close() == 1
+    assert everything(path) == ["x" * 200, "y" * 44, "a" * 19, "b" * 19]
+    assert log.states == [("failing", "too many lines wait"), ("ok", "")]
+
+
+def test_a_long_line_after_another(path: Path) -> None:
+    """Has the room that the one before had, once that is written."""
+    log = Watched(str(path))
+    size = log_file.WAITING_MAX + 1
+    for letter in "ab":
+        assert log.file.takes(size) and log.file.write([letter.encode() * size + b"\n"])
+        while log.file._long:
+            threading.Event().wait(0.0002)
+    assert log.close() == 0 and log.states == []
+    assert path.stat().st_size == 2 * size + 2
 
 
 def on_stdout(monkeypatch: pytest.MonkeyPatch, use: Callable[[Watched], None]) -> bytes:

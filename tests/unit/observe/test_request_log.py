@@ -57,6 +57,10 @@ class File:
         self.batches: list[int] = []
         self.lost = 0
         self.closed = False
+        self.room = 1 << 30
+
+    def takes(self, size: int) -> bool:
+        return size <= self.room
 
     def write(self, lines: list[bytes]) -> bool:
         self.batches.append(len(lines))
@@ -210,6 +214,19 @@ def test_prompts_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         {"text": "x" * 100, "characters": 100},
     ]
     assert log.left_out == 2
+
+
+def test_a_long_prompt_without_room_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of its line, and counted: what waits in the file's queue is counted in before."""
+    monkeypatch.setattr(request_log, "LONG", 10_000)
+    log, file, loop = logging("full")
+    file.room = 20_000
+    for size in (15_000, 1, 25_000, 2):
+        log(ended("x" * size), RECORD)
+    loop.turn()
+    assert [line["prompt"].get("left_out", False) for line in file.lines] == [False, False, True, False]
+    assert file.lines[2]["prompt"]["characters"] == 25_000 and log.left_out == 1
+    assert file.batches == [2, 2]
 
 
 def test_a_prompt_that_cannot_be_redacted() -> None:
