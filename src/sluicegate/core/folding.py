@@ -28,6 +28,8 @@ class _Table(dict[int, str]):
 
 
 def _folded(character: str) -> str:
+    if category(character) == "Cs":
+        return _UNKNOWN
     decomposed = normalize("NFKD", normalize("NFKD", character.casefold()).casefold())
     return "".join([" " if one.isspace() or one == _BRAILLE_BLANK else one for one in decomposed if not _ignored(one)]).replace(EDGE, _UNKNOWN)
 
@@ -47,6 +49,6 @@ def fold(text: str) -> str:
     return folded.replace(_GONE, "") if _GONE in folded else folded
 
 
-_TABLE = _Table({code: _UNKNOWN for code in range(0xD800, 0xE000)} | {code: _folded(chr(code)) for code in range(128)})
+_TABLE = _Table({code: _folded(chr(code)) for code in range(128)})
 _GONE = "\x7f"  # folds to nothing, as what is mapped to it
 _ASCII = bytes([ord(_TABLE[code] or _GONE) for code in range(128)]) + bytes(range(128, 256))

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sluicegate.core import folding
 from sluicegate.core import phrases as module
 from sluicegate.core.folding import EDGE, fold
 from sluicegate.core.patterns import BadPattern, parse
@@ -77,6 +78,8 @@ def test_letters_are_read_as_a_reader_reads_them(text: str, told: str) -> None:
         (r"regex:[\d.]{3}", "1.2", "#"),
         (r"regex:[^x]y", "xy ay", "xy #"),
         (r"regex:a{2,3}", "aaaaa", "##"),
+        ("regex:ax{0}b{0,0}c", "axbc ac", "axbc #"),
+        (r"regex:\x42om\u0062\tx", "bomb x", "#"),
         (r"regex:foo|foo bar", "foo bart foo bar", "#t #"),
     ],
 )
@@ -120,6 +123,8 @@ def test_whole_words_may_be_asked_for() -> None:
         ("regex:a\\", "ends with a backslash"),
         (r"regex:\xZZ", "hexadecimal"),
         (r"regex:[\D]", "opposite"),
+        (r"regex:[\x00-\uffff]", "a range of more than 30000 characters"),
+        ("regex:" + "(" * 21 + "a" + ")" * 21, "nested too deeply"),
     ],
 )
 def test_a_pattern_that_cannot_be_used_says_why(pattern: str, message: str) -> None:
@@ -252,6 +257,17 @@ def test_what_stands_in_several_texts_is_masked_in_each(pieces: list[str], told:
 
 def test_half_a_surrogate_pair_is_a_character() -> None:
     """Texts of upstreams may have one; it is neither lost nor a fault."""
+    assert whole(banned("bomb"), "\ud83d bomb") == "\ud83d #"
+
+
+def test_what_is_remembered_of_characters_has_an_end() -> None:
+    """Texts of ever other characters take no more memory; then those of before are folded anew, and as before, half a surrogate pair too."""
+    text = "ＢⓄⓜb\u200b é\ud83d"
+    before = fold(text)
+    for first in range(0x20000, 0x20000 + folding._KEPT_MAX, 1_000):
+        fold("".join(map(chr, range(first, first + 1_000))))
+        assert len(folding._TABLE) <= folding._KEPT_MAX
+    assert fold(text) == before == "bomb e\u0301\ufffd"
     assert whole(banned("bomb"), "\ud83d bomb") == "\ud83d #"
 
 

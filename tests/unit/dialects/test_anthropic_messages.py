@@ -83,6 +83,7 @@ OUTPUTS = [
     ({"type": "tool_use", "id": 5, "name": "f", "input": "raw"}, "fraw", 1),
     ({"type": "tool_use", "id": 5, "name": ["f"], "input": [1]}, "f[1]", 1),
     ({"type": "later", "text": "abc"}, "abc", 0),
+    ({"type": "tool_use", "id": 5, "name": "f", "input": {"q": ["\ud83d", "abc"]}}, 'f"\ufffdabc"', 1),
 ]
 
 
@@ -92,6 +93,13 @@ def test_output_is_counted_once_wherever_it_is(block: Any, text: str, calls: int
     answer = read_answer(message(block, stop_reason="end_turn"))
     got = [(delta.text.replace(" ", ""), delta.tool_calls) for delta in answer.deltas]
     assert (got, answer.readable) == ([(text, calls)] if text or calls else [], True)
+
+
+@pytest.mark.parametrize("fields", [{}, {"id": 5, "later": "more"}])
+def test_content_that_is_a_text_is_output(fields: dict[str, Any]) -> None:
+    """Where blocks belong some servers write a text, as requests may."""
+    answer = read_answer(json.dumps({"type": "message", "content": "abc", "stop_reason": "end_turn", **fields}).encode())
+    assert ([delta.text for delta in answer.deltas], answer.readable) == (["abc" + str(fields.get("later", ""))], True)
 
 
 def test_output_of_a_stream() -> None:
