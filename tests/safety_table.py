@@ -55,6 +55,7 @@ SAFETY = {
     "core/folding.py": ("how a text reads where phrases are looked for", "a phrase is hidden by its spelling"),
     "core/phrases.py": ("looks for phrases in texts, whole or as they come", "a phrase goes out between two pieces"),
     "core/speech.py": ("the texts of an answer under rules", "a phrase goes out in a part that is not read"),
+    "core/arguments.py": ("strings and numbers in the arguments of calls", "a phrase is hidden by how arguments are written"),
     "core/masks.py": ("the shapes of credentials", "a key stands in a log or an error"),
     "core/matching.py": ("texts without what rules find in them", "a secret stands in a log, or a request waits for a hostile text"),
     "core/escapes.py": ("texts without the escapes of JSON", "an escape hides a secret from the masks"),

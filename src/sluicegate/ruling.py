@@ -97,10 +97,14 @@ async def _search(trip: Trip, banned: Phrases, request: Request, fields: dict[st
         return False
     search = _Search(trip, banned)
     told: dict[str, str] = {}
+    across: dict[int, str] = {}
+    for number, without in texts.loose.items():
+        _, masked = await search.read(without.text)
+        if masked:
+            across[number], _ = await search.read(without.masked(masked, search.masks))
     for text in texts.all():
         if text not in told:
             told[text], _ = await search.read(text)
-    across: dict[int, str] = {}
     for places in texts.adjacent:
         pieces = [told[texts.at(number)] for number in places]
         _, masked = await search.read("".join(pieces))

@@ -70,6 +70,27 @@ async def test_an_escaped_phrase_in_a_tool_is_found() -> None:
     assert (rejected.value.status, rejected.value.code, rejected.value.detail) == (400, "content_policy", {"rule": "p", "on": "input"})
 
 
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('{"a":"b\\u006fmb","k":1e400}', '{"a":"#","k":1e400}'),
+        ('{"a":"\\u0062omb","k":"\\ud83d"}', '{"a":"#","k":"\\ud83d"}'),
+        ('{"a":"\\\\ \\u0062omb and bomb', '{"a":"\\\\ # and #'),
+        ('{"a":"bomb","a":"ok"}', '{"a":"#","a":"ok"}'),
+        ('{"bomb":1,"#":2}', '{"# 2":1,"#":2}'),
+    ],
+)
+async def test_escapes_hide_nothing_in_arguments(text: str, told: str) -> None:
+    """JSON to us or not, they are masked where they are written, or refused."""
+    call = {"id": "t", "type": "function", "function": {"name": "f", "arguments": text}}
+    messages = [{"role": "assistant", "content": None, "tool_calls": [call]}, {"role": "tool", "tool_call_id": "t", "content": "x"}]
+    request = await asked(trip(), MASK, messages=messages)
+    assert json.loads(bytes(request.fields["messages"]))[0]["tool_calls"][0]["function"]["arguments"] == told
+    with pytest.raises(Reject) as rejected:
+        await asked(trip(), banned(Phrase("p", "bomb")), messages=messages)
+    assert rejected.value.code == "content_policy"
+
+
 async def test_inputs_of_embeddings_are_searched_and_tokens_refused() -> None:
     """What cannot be read cannot be searched."""
     told = await asked(trip(openai_embeddings), MASK, input=["a bomb", "x"])

@@ -2,7 +2,8 @@
 
 An answer has many texts, told apart by their channels: what is said, thought, refused, by choice and part; and the arguments of calls. Each is
 searched by itself. Arguments are JSON: where something may be masked or refused they wait until they are whole, since only then is it known what
-they say, and every string in them, names included, is a text of its own; so masked arguments stay JSON. What never becomes JSON is read as a text.
+they say, and every string and number in them, names included, is a text of its own; so masked arguments stay JSON (arguments.py). What never becomes
+JSON is read as a text, and without its escapes.
 
 After a refusal every text is empty. A `mark` is the state up to some point, to which an answer can be taken back that ends there (relay.py).
 
@@ -10,11 +11,12 @@ What comes in one piece may be long: `Steps` are such a search, with a pause bet
 """
 
 from collections.abc import Generator
+from decimal import Decimal
 from typing import Any, TypeVar
 
-import msgspec
 from msgspec import Struct
 
+from sluicegate.core.arguments import Change, Names, changed, is_json, loose, parts
 from sluicegate.core.content_rules import ContentRules
 from sluicegate.core.phrases import AT_ONCE, NONE, START, Phrases, Slices, Span, State, divided
 
@@ -24,9 +26,6 @@ Channel = tuple[str | int, ...]
 Mark = dict[Channel, "_Open"]
 
 CLEAR_MAX = 1 << 16  # characters that are looked over at once, where that is no search
-
-_decode = msgspec.json.Decoder().decode
-_encode = msgspec.json.Encoder().encode
 
 
 class _Open(Struct, frozen=True, gc=False):
@@ -196,16 +195,33 @@ class Speech:
 
     def read_arguments(self, arguments: str) -> Steps[str]:
         """The same in steps."""
-        try:
-            given = _decode(arguments)
-            masked = yield from self.read_strings(given)
-            return arguments if masked == given else _encode(masked).decode()
-        except (ValueError, RecursionError):
-            told = yield from self.read(arguments)
+        if self._any is None:
+            return arguments
+        if not is_json(arguments):
+            told = yield from self._read_loose(arguments)
             return told
+        if len(arguments) <= self.pace.size and not self.refused and not self._any.anywhere([part.text for part in parts(arguments)]):
+            yield
+            return arguments
+        changes: list[Change] = []
+        for part in parts(arguments):
+            told = yield from self.read(part.text)
+            if told != part.text:
+                changes.append((part, told))
+        return changed(arguments, changes) if changes else arguments
+
+    def _read_loose(self, written: str) -> Steps[str]:
+        """What is no JSON, as a text and without its escapes."""
+        without = loose(written)
+        if without is not None and not self.refused:
+            _, masked = yield from self._read(without.text)
+            if masked and self._banned is not None:
+                written = without.masked(masked, [phrase.mask for phrase in self._banned.phrases])
+        told = yield from self.read(written)
+        return told
 
     def read_strings(self, value: Any) -> Steps[Any]:
-        """A value with every string in it as it was read."""
+        """A value with every string and number in it as it was read."""
         if isinstance(value, str):
             value = yield from self.read(value)
         elif isinstance(value, list):
@@ -214,11 +230,19 @@ class Speech:
                 told.append((yield from self.read_strings(each)))
             return told
         elif isinstance(value, dict):
-            members = {}
+            members: dict[str, Any] = {}
+            names: Names | None = None
             for name, each in value.items():
                 named = yield from self.read(name)
+                if named != name:
+                    names = names or Names(value)
+                    named = names.of(name, named)
                 members[named] = yield from self.read_strings(each)
             return members
+        elif isinstance(value, int | float | Decimal) and not isinstance(value, bool):
+            digits = str(value)
+            said = yield from self.read(digits)
+            return value if said == digits else said
         return value
 
     def mark(self) -> Mark:

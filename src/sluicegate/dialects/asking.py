@@ -1,24 +1,26 @@
 """What a request says to a model, as content rules look at it: every text in it, and where a system prompt stands first in each dialect.
 
 All strings of a body are texts but those that are names of kinds and ids, settings that no model reads, and encoded pictures, sounds and files.
-Strings in the arguments of earlier calls, which are JSON in a string, are texts of their own; so are the names of properties in schemas. What cannot
-be read as text (tokens, files, pictures) is not searched.
+Strings and numbers in the arguments of earlier calls, which are JSON in a string, are texts of their own (core/arguments.py); so are the names of
+properties in schemas. What cannot be read as text (tokens, files, pictures) is not searched.
 
 The system prompt is a message of its own before all others (chat, messages as a block of `system`), the beginning of `instructions` (responses) or
-of each prompt (completions). A client that sends it has it where it would stand, or it is taken out elsewhere: it is there once. Embeddings get
-none.
+of each prompt (completions). A client that sends it, as a paragraph, has it where it would stand, or it is taken out elsewhere: it is there once.
+Embeddings get none.
 
 Where nothing else changes (`begun`), the request is not read again: a text of its own stands before all others, which are counted as before. That is
 what its dialect would read of the new body.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from decimal import Decimal
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import Raw, Struct
 
+from sluicegate.core.arguments import changed, is_json, loose, parts
 from sluicegate.core.content_rules import BETWEEN
 from sluicegate.dialects.form import BadRequest, Request
 
@@ -31,10 +33,10 @@ _NO_TEXT = frozenset((  # fields anywhere, if what they hold is one word
     "format", "detail", "status", "data", "file_data", "url", "image_url", "b64_json",
 ))  # fmt: skip
 _ARGUMENTS = "arguments"
-_FIXED = ("name", "thinking")  # texts that cannot be masked: names of tools, and thoughts that are signed
+_OF_TOOLS = ("tool", "function")  # roles whose name is that of a tool
 
-_decode = msgspec.json.Decoder().decode
-_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(float_hook=Decimal).decode  # a number stays as it is written
+_encode = msgspec.json.Encoder(decimal_format="number").encode
 _decode_items = msgspec.json.Decoder(list[dict[str, Raw]]).decode
 _decode_list = msgspec.json.Decoder(list[Raw]).decode
 
@@ -79,17 +81,22 @@ class Texts:
             self._read = {name: _decode(raw) for name, raw in fields.items() if name not in _UNREAD and bytes(raw)[:1] in b'"{['}
             self._leaves = list(_leaves(self._read))
             self.adjacent = _adjacent(self._read, self._leaves)  # places of texts that stand side by side in one message, by message
-            self._inside = [(_decoded(text) if place == _ARGUMENTS else None) for _, place, text in self._leaves]
         except RecursionError:
             raise BadRequest("The body is nested too deeply.") from None
 
+        arguments = [(number, text) for number, (_, place, text) in enumerate(self._leaves) if place == _ARGUMENTS]
+        self._json = {number for number, text in arguments if is_json(text)}
+        read = [(number, loose(text)) for number, text in arguments if number not in self._json]
+        self.loose = {number: without for number, without in read if without is not None}  # arguments that are no JSON, as they read without escapes
+
     def all(self) -> Iterator[str]:
         """Each of them."""
-        for (_, _, text), inside in zip(self._leaves, self._inside, strict=True):
-            if inside is None:
-                yield text
+        for number, (_, _, text) in enumerate(self._leaves):
+            if number in self._json:
+                yield from (part.text for part in parts(text))
             else:
-                yield from _strings(inside)
+                yield text
+        yield from (without.text for without in self.loose.values())
 
     def at(self, number: int) -> str:
         """One that is no JSON."""
@@ -102,9 +109,9 @@ class Texts:
     def replace(self, told: Callable[[str], str], across: Mapping[int, str] = NOTHING) -> bool:
         """Puts `told` of each text in its place, where it can stand there; `across` of some, by their number. Whether that changed anything."""
         changed = False
-        for number, ((holder, place, text), inside) in enumerate(zip(self._leaves, self._inside, strict=True)):
-            new = across[number] if number in across else told(text) if inside is None else _arguments(text, inside, told)
-            if new != text and place not in _FIXED:
+        for number, (holder, place, text) in enumerate(self._leaves):
+            new = across[number] if number in across else _arguments(text, told) if number in self._json else told(text)
+            if new != text and not _is_fixed(holder, place, text):
                 holder[place], changed = new, True
         if changed:
             self._fields.update({name: Raw(_encode(value)) for name, value in self._read.items() if value != _decode(self._fields[name])})
@@ -113,18 +120,20 @@ class Texts:
 
 def _leaves(value: Any) -> Iterator[Leaf]:
     """Texts in the order in which they stand."""
-    waiting = [value]
+    waiting = [(value, False)]
     while waiting:
-        holder = waiting.pop()
+        holder, argued = waiting.pop()
         inside = []
         for place, each in holder.items() if isinstance(holder, dict) else enumerate(holder):
             if isinstance(each, str):
                 if each and not (place in _NO_TEXT and not _is_text(holder, place, each)):
                     yield holder, place, each
             elif isinstance(each, dict | list):
-                inside.append(each)
+                inside.append((each, argued or (place == "input" and isinstance(each, dict))))
                 if place == "properties":  # of a schema: what they are called is read
                     yield from ((each, "name", name) for name in each)
+            elif argued and isinstance(each, int | float | Decimal) and not isinstance(each, bool):  # what a tool was called with
+                yield holder, place, str(each)
         waiting += reversed(inside)
 
 
@@ -154,36 +163,17 @@ def _is_text(holder: Any, place: str, text: str) -> bool:
     return " " in text and not text.startswith("data:")
 
 
-def _decoded(text: str) -> Any:
-    """The JSON in a string; None if it is none."""
-    try:
-        return _decode(text)
-    except ValueError:
-        return None
+def _is_fixed(holder: Any, place: Any, text: str) -> bool:
+    """A text that cannot be masked: the name of a tool (not of who says a message), or a thought, which is signed."""
+    if place != "name":
+        return bool(place == "thinking")
+    return holder.get(place) != text or not isinstance(role := holder.get("role"), str) or role in _OF_TOOLS
 
 
-def _strings(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict | list):
-        for each in value:
-            yield from _strings(each)
-        if isinstance(value, dict):
-            for each in value.values():
-                yield from _strings(each)
-
-
-def _arguments(text: str, inside: Any, told: Callable[[str], str]) -> str:
-    new = _each(inside, told)
-    return text if new == inside else _encode(new).decode()
-
-
-def _each(value: Any, told: Callable[[str], str]) -> Any:
-    if isinstance(value, str):
-        return told(value)
-    if isinstance(value, list):
-        return [_each(one, told) for one in value]
-    return {told(name): _each(one, told) for name, one in value.items()} if isinstance(value, dict) else value
+def _arguments(text: str, told: Callable[[str], str]) -> str:
+    read = [(part, told(part.text)) for part in parts(text)]
+    changes = [(part, new) for part, new in read if new != part.text]
+    return changed(text, changes) if changes else text
 
 
 # -- system prompts -----------------------------------------------------------------------------------------------------------------------
@@ -195,9 +185,14 @@ def prompted(dialect: str, fields: dict[str, Any], prompts: Sequence[str]) -> bo
     return put is not None and put(fields, prompts, BETWEEN.join(prompts))
 
 
+def _begins(text: str, joined: str) -> bool:
+    """A text is the system prompt, or begins with it as a paragraph: what goes on in its last sentence may turn it around."""
+    return text.startswith(joined) and (len(text) == len(joined) or text.startswith(BETWEEN, len(joined)))
+
+
 def _chat(fields: dict[str, Any], prompts: Sequence[str], joined: str) -> bool:
     items = _decode_items(fields["messages"])
-    if items and _system_text(items[0]).startswith(joined):
+    if items and _begins(_system_text(items[0]), joined):
         return False
     own = {"role": "system", "content": joined}
     fields["messages"] = Raw(_encode([own, *_without(items, prompts, joined)]))
@@ -207,7 +202,7 @@ def _chat(fields: dict[str, Any], prompts: Sequence[str], joined: str) -> bool:
 def _responses(fields: dict[str, Any], prompts: Sequence[str], joined: str) -> bool:
     told = _decode(fields["instructions"]) if "instructions" in fields else None
     told = told if isinstance(told, str) else ""
-    if told.startswith(joined):
+    if _begins(told, joined):
         return False
     fields["instructions"] = Raw(_encode(joined if told.strip() in ("", *prompts) else joined + BETWEEN + told))
     if bytes(fields.get("input", b"")).startswith(b"["):
@@ -228,7 +223,7 @@ def _messages(fields: dict[str, Any], prompts: Sequence[str], joined: str) -> bo
     elif bytes(system)[:1] == b"[":
         blocks = _decode_items(system)
     texts = [_text_of(block) for block in blocks]
-    if texts and texts[0].startswith(joined):
+    if texts and _begins(texts[0], joined):
         return False
     kept = [block for block, text in zip(blocks, texts, strict=True) if text.strip() not in ("", *prompts, joined)]  # an empty one is refused
     fields["system"] = Raw(_encode([{"type": "text", "text": joined}, *kept]))
@@ -242,7 +237,7 @@ def _completions(fields: dict[str, Any], _prompts: Sequence[str], joined: str) -
     several = prompt if isinstance(prompt, list) else [prompt]
     if not all(isinstance(each, str) for each in several):
         raise BadRequest("A prompt of tokens is not served here: a system prompt has to stand before it.", "prompt", "content_policy")
-    new = [each if each.startswith(joined) else joined + BETWEEN + each if each else joined for each in several]
+    new = [each if _begins(each, joined) else joined + BETWEEN + each if each else joined for each in several]
     fields["prompt"] = Raw(_encode(new if isinstance(prompt, list) else new[0]))
     return new != several
 
@@ -296,7 +291,7 @@ def _begun_chat(fields: Mapping[str, Raw], beginning: _Beginning) -> _Change | N
         for message in _decode_messages(messages):
             if message.role in _OF_SYSTEM:
                 said = message.content
-                if not isinstance(said, str) or said.startswith(beginning.text) or said.strip() in beginning.alone:
+                if not isinstance(said, str) or _begins(said, beginning.text) or said.strip() in beginning.alone:
                     return None
     except RecursionError:
         return None

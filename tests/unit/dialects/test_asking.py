@@ -34,6 +34,9 @@ def plain(read: dict[str, Any]) -> Any:
             ["f", "k", "v!"],
         ),
         ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"arguments": '{"k'}}]}]}, ['{"k']),
+        ({"messages": [{"tool_calls": [{"function": {"arguments": '{"k": 1.50, "k": [41, true]}'}}]}]}, ["k", "1.50", "k", "41"]),
+        ({"messages": [{"tool_calls": [{"function": {"arguments": '{"\\u006b'}}]}]}, ['{"\\u006b', '{"k']),
+        ({"messages": [{"content": [{"type": "tool_use", "name": "f", "input": {"n": [41, 1.25, True]}}], "n": 2}]}, ["f", "41", "1.25"]),
         ({"tools": [{"type": "function", "function": {"description": "d", "parameters": {"properties": {"p": {"enum": ["e"]}}}}}]}, ["d", "e", "p"]),
         ({"system": [{"type": "text", "text": "s", "cache_control": {"type": "ephemeral"}}]}, ["s"]),
         ({"content": [{"source": {"type": "text", "data": "doc"}}, {"source": {"type": "base64", "media_type": "x/y", "data": "QUJD"}}]}, ["doc"]),
@@ -64,6 +67,25 @@ def test_texts_are_replaced_where_they_stand() -> None:
     assert told[2]["content"] == [thought]
     assert bytes(read["tools"]) == tools
     assert not Texts(read).replace(lambda text: text)
+
+
+def test_who_says_a_message_is_masked_and_the_name_of_a_tool_is_not() -> None:
+    """A tool has to be found again; a name of a property in a schema is none of them."""
+    said = [{"role": role, "name": "bad", "content": "x"} for role in ("user", "system", "assistant", "tool", "function")]
+    tool = {"type": "function", "function": {"name": "bad", "parameters": {"properties": {"bad": {}, "role": "x"}}}}
+    read = fields({"messages": said, "tools": [tool]})
+    assert Texts(read).replace(lambda text: text.replace("bad", "#"))
+    assert [message["name"] for message in plain(read)["messages"]] == ["#", "#", "#", "bad", "bad"]
+    assert plain(read)["tools"] == [tool]
+
+
+def test_numbers_stay_as_they_are_written() -> None:
+    """In what is built anew, too; one that is masked is a text then."""
+    call = {"type": "tool_use", "id": "t", "name": "f", "input": {"n": 4111, "m": 0}}
+    body = json.dumps({"messages": [{"content": [call]}]}).replace('"m": 0', '"m": [1e400, 1.10, 12345678901234567890.123456789]')
+    read = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    assert Texts(read).replace(lambda text: text.replace("4111", "#"))
+    assert b'"input":{"n":"#","m":[1E+400,1.10,12345678901234567890.123456789]}' in bytes(read["messages"])
 
 
 @given(
@@ -114,6 +136,20 @@ def test_a_body_that_is_nested_too_deeply_is_refused() -> None:
             {"messages": [{"role": "system", "content": ""}, {"role": "user", "content": ""}]},
             {"messages": [{"role": "system", "content": BOTH}, {"role": "user", "content": ""}]},
         ),
+        ("openai_responses", {"input": "Hi", "instructions": BOTH + "x"}, {"input": "Hi", "instructions": f"{BOTH}\n\n{BOTH}x"}),
+        ("anthropic_messages", {"system": BOTH + " Or"}, {"system": [{"type": "text", "text": BOTH}, {"type": "text", "text": BOTH + " Or"}]}),
+        ("anthropic_messages", {"system": BOTH + "\n\nC."}, {"system": BOTH + "\n\nC."}),
+        (
+            "openai_chat",
+            {"messages": [{"role": "system", "content": [{"type": "text", "text": BOTH}, {"type": "text", "text": " Or"}]}]},
+            {
+                "messages": [
+                    {"role": "system", "content": BOTH},
+                    {"role": "system", "content": [{"type": "text", "text": BOTH}, {"type": "text", "text": " Or"}]},
+                ]
+            },
+        ),
+        ("openai_completions", {"prompt": BOTH + "\nHi"}, {"prompt": f"{BOTH}\n\n{BOTH}\nHi"}),
         ("openai_completions", {"prompt": "Hi"}, {"prompt": f"{BOTH}\n\nHi"}),
         ("openai_completions", {"prompt": ["a", ""]}, {"prompt": [f"{BOTH}\n\na", BOTH]}),
         ("openai_completions", {}, {"prompt": BOTH}),
@@ -155,7 +191,8 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
         (openai_chat, {"messages": [{"role": "system", "content": "B."}, USER]}, False),
         (openai_chat, {"messages": [{"role": "developer", "content": " "}, USER]}, False),
         (openai_chat, {"messages": [{"role": "system", "content": [{"type": "text", "text": "C."}]}, USER]}, False),
-        (openai_chat, {"messages": [{"role": "system", "content": BOTH + " More."}, USER]}, False),
+        (openai_chat, {"messages": [{"role": "system", "content": BOTH + "\n\nMore."}, USER]}, False),
+        (openai_chat, {"messages": [{"role": "system", "content": BOTH + " Or not."}, USER]}, True),
         (openai_responses, {"input": "Hi", "max_output_tokens": 5}, True),
         (openai_responses, {"input": "Hi", "instructions": None}, True),
         (openai_responses, {"input": "Hi", "instructions": "C."}, False),

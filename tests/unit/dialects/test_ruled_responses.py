@@ -172,8 +172,8 @@ def test_other_parts_and_items_part_texts(between: str) -> None:
 
 
 CALLS = [
-    ("function_call", "response.function_call_arguments", "arguments", '{"q": "a bomb"}', '{"q":"a #"}'),
-    ("mcp_call", "response.mcp_call_arguments", "arguments", '{"q": "a b\\u006fmb"}', '{"q":"a #"}'),
+    ("function_call", "response.function_call_arguments", "arguments", '{"q": "a bomb"}', '{"q": "a #"}'),
+    ("mcp_call", "response.mcp_call_arguments", "arguments", '{"q": "a b\\u006fmb"}', '{"q": "a #"}'),
     ("custom_tool_call", "response.custom_tool_call_input", "input", "a bomb", "a #"),
     ("code_interpreter_call", "response.code_interpreter_call_code", "code", "print('bomb')", "print('#')"),
 ]
