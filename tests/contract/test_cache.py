@@ -13,7 +13,7 @@ from sluicegate.cache_memory import MemoryCache
 from sluicegate.core.cache import ENTRY_BYTES, Entry, Store, pack
 from sluicegate.ledger.cache_redis import PREFIX, RedisCache
 from support_gateway import free_port, running_redis
-from support_redis import Cluster
+from support_redis import Cluster, Move, running_cluster
 
 ANSWER = Entry(bytes(range(256)), "p/m", "stop", 24_500, 1_800_000_000_000)
 MANY = 1 << 20
@@ -145,6 +145,62 @@ async def test_keys_of_a_cluster_are_everywhere(redis_cluster: Cluster) -> None:
         for key in keys:
             assert await found(two, key, Entry(key, "", "", 0, 0))
         assert all(master.client.keys(PREFIX + "*") for master in redis_cluster.masters)
+
+
+def key_at(cluster: Cluster, place: int) -> bytes:
+    """One that this master of a cluster keeps."""
+    return next(key for _ in range(1000) if cluster.keeper(PREFIX + (key := fresh_key()).hex()) is cluster.masters[place])
+
+
+async def test_a_slot_that_moves_is_found_again(tmp_path: Path) -> None:
+    """Not at once: servers are looked up once a second at most. As long as no server has a slot, nothing is known of its keys, and no server is told
+    of them; others go on; when there is one again, that is found, too."""
+    clock, said = Clock(), Said()
+    with running_cluster(tmp_path, 2) as cluster:
+        source, target = cluster.masters
+        store, key, other = in_redis(cluster.url, 2 * ENTRY_BYTES, said, clock), key_at(cluster, 0), key_at(cluster, 1)
+        small = Entry(b"", "", "", 0, 0)
+        async with opened(store):
+            store.put(key, small, 60_000)
+            assert (store.entries, await store.get(key)) == (0, None), "where it belongs was not known yet"
+            store.put(key, small, 60_000)
+            assert await store.get(key) == small
+            move = Move(cluster, PREFIX + key.hex(), source, target)
+            while move.keys(100):
+                pass
+            move.end()
+            assert await store.get(key) is None and await store.get(key) is None and said == ["there", "away"]
+            clock.now += 1
+            assert await found(store, key, small) and said == ["there", "away", "there"]
+            for server in (target, source):
+                server.client.execute_command("CLUSTER", "DELSLOTS", move.slot)
+            clock.now += 1
+            assert await store.get(key) is None
+            await asyncio.wait([store._finding])  # type: ignore[list-item]
+            assert await store.get(key) is None and said[-1] == "away"
+            store.put(key, ANSWER, 60_000)
+            store.put(other, small, 60_000)
+            assert await found(store, other, small) and (store.entries, store.evicted, said[-1]) == (1, 1, "there")
+            target.client.execute_command("CLUSTER", "ADDSLOTS", move.slot)
+            async with asyncio.timeout(5):
+                while await store.get(key) != small:
+                    clock.now += 1
+                    await asyncio.sleep(0.01)
+
+
+async def test_a_cluster_that_is_away() -> None:
+    """Where its servers are is asked once a second at most, nobody waits for long, and it is told once."""
+    clock, said = Clock(), Said()
+    store = in_redis(f"redis+cluster://127.0.0.1:{free_port()}", said=said, clock=clock)
+    lookups = list[object]()
+    async with opened(store):
+        for _ in range(3):
+            for _ in range(2):
+                store.put(fresh_key(), ANSWER, 1000)
+                assert await store.get(fresh_key()) is None
+                lookups.append(store._finding)
+            clock.now += 1
+        assert (said, store.entries, len(set(lookups))) == (["away"], 0, 3)
 
 
 async def test_what_somebody_else_has_written_is_nothing(redis_url: str) -> None:

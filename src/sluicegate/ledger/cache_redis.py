@@ -72,9 +72,7 @@ class RedisCache:
 
     async def get(self, key: bytes) -> Entry | None:
         if self._map is None:
-            self._find()
-            if self._finding is not None:
-                await asyncio.wait([self._finding], timeout=self._timeout_ms / 1000)
+            await asyncio.wait([self._find()], timeout=self._timeout_ms / 1000)
         link = self._only or self._link(key)
         if link is None:
             self._tell("away", "it is not known which server has it")
@@ -155,10 +153,9 @@ class RedisCache:
 
     def _link(self, key: bytes) -> Link | None:
         """To the server that has a key, if that is known."""
-        if self._map is None:
-            self._find()
         address = self._map.of(PREFIX + key.hex()) if self._map is not None else None
         if address is None:
+            self._doubt()
             return None
         link = self._links.get(address)
         if link is None:
@@ -174,11 +171,12 @@ class RedisCache:
         if self._finder is not None:
             self._find()
 
-    def _find(self) -> None:
+    def _find(self) -> "asyncio.Task[None]":
         """Looks up where the servers are, unless that has just been done."""
-        if (self._finding is None or self._finding.done()) and self._clock() >= self._find_at:
+        if self._finding is None or (self._finding.done() and self._clock() >= self._find_at):
             self._find_at = self._clock() + LOOK_AGAIN_S
             self._finding = asyncio.get_running_loop().create_task(self._found())
+        return self._finding
 
     async def _found(self) -> None:
         assert self._finder is not None

@@ -307,6 +307,18 @@ async def test_seeding_leaves_what_is_not_of_the_tree(desk: Desk, store: redis_c
     assert set(store.keys()) == others | {b"sg1:{t}:holds", b"sg1:{t}:counters", b"sg1:{t}:e:second"}
 
 
+async def test_a_tree_of_thousands_of_counters(desk: Desk, store: redis_client.Redis) -> None:
+    """More than Redis is asked about at once: each is shown, once, and none survives a seeding."""
+    with store.pipeline() as pipeline:
+        for number in range(2_500):
+            pipeline.hset(desk.key(f"w{number}"), mapping={"u": number, "h": 1})
+        pipeline.execute()
+    counters = (await desk.ledger.show())[0]
+    assert sorted(counter.used for counter in counters) == list(range(2_500))
+    await desk.ledger.seed("t", "second", ())
+    assert (await desk.ledger.show())[0] == [] and store.dbsize() == 3
+
+
 DAMAGES = ["c:t/w:tokens:any", "c:t/b:tokens:any", "c:t/s:tokens:any", "c:t/o:tokens:any", "holds", "expiry", "counters", "e:first"]
 
 
