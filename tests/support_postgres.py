@@ -9,12 +9,14 @@ import pwd
 import shutil
 import subprocess
 import tempfile
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from signal import SIGINT
 
 import psycopg
+from sqlalchemy import Connection, text
 
 from support_gateway import Child, free_port
 
@@ -63,6 +65,15 @@ def running_postgres() -> Iterator[str]:
             server.stop(SIGINT)  # without waiting for its clients
     finally:
         shutil.rmtree(directory)
+
+
+def until_waited_for(connection: Connection) -> None:
+    """Until another session waits for what this one's transaction has locked."""
+    waiting = text("SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND pg_backend_pid() = ANY (pg_blocking_pids(pid)))")
+    deadline = time.monotonic() + 10
+    while not connection.execute(waiting).scalar():
+        assert time.monotonic() < deadline, "nobody waits"
+        time.sleep(0.002)
 
 
 def _answers(url: str) -> bool:

@@ -1,15 +1,19 @@
 """What operators add to the use of a limit, on SQLite and on a real PostgreSQL: once, in an epoch, and in every sum of that limit alone."""
 
+import asyncio
 from functools import partial
+from threading import Event
 from typing import Any
 
 import pytest
+from sqlalchemy import Connection
 
 from sluicegate.core.limits import Unit
 from sluicegate.records import adjustments
 from sluicegate.records.adjustments import Adjustment, Moved, NotOpen, Standing
 from sluicegate.records.rows import Sum
 from sluicegate.records.store import Records
+from support_postgres import fresh, until_waited_for
 from support_records import SECOND, opened, used
 
 NOW_MS = SECOND * 1000
@@ -83,6 +87,27 @@ async def test_who_has_looked_before_another_adjusted_looks_again(records_url: s
         await records._database.call(partial(adjustments.done, id="a"))
         assert await standing(records, "acme:tokens:day") == Standing(3, 0)
         assert await records._database.call(partial(adjustments.one, id="e")) is None
+
+
+async def test_an_id_that_another_takes_at_the_same_time(postgres_url: str) -> None:
+    """For a limit of another tree, so that neither waits before: one is made, the other looks again, and finds the first one."""
+    url, begun = fresh(postgres_url), Event()
+    async with opened(url) as one, opened(url) as two:
+        await one.beat("w", 1, 0, "server", {"acme": ("e1", 5), "other": ("e1", 5)})
+        first, second = adjustment("a", 12), adjustment("a", 7, counter="other:tokens:day", tree="other")
+
+        def work(connection: Connection) -> tuple[Adjustment, bool]:
+            made = adjustments.make(connection, first, Standing(0, 0))
+            begun.set()
+            until_waited_for(connection)
+            return made
+
+        making = asyncio.create_task(one._database.call(work))
+        assert await asyncio.to_thread(begun.wait, 10)
+        with pytest.raises(Moved):
+            await make(two, second)
+        assert await making == (first, True) and await make(two, second) == (first, False)
+        assert await one.sums([question("acme:tokens:day"), question("other:tokens:day", "other")]) == [12, 0]
 
 
 async def test_they_are_listed_in_pages(records_url: str) -> None:

@@ -5,17 +5,19 @@ import contextlib
 import secrets
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from threading import Event
 
 import pytest
 import redis as redis_client
+from sqlalchemy import Connection
 
 from sluicegate.core.once import OTHER, RUNNING, TAKEN, Found, Kept, Store, StoreUnavailable
 from sluicegate.idempotency_redis import PREFIX, RedisStore
-from sluicegate.records.idempotency import RecordsStore
+from sluicegate.records.idempotency import RecordsStore, _take
 from support_gateway import free_port
 from support_ledgers import Clock
 from support_once import MemoryStore
-from support_postgres import fresh
+from support_postgres import fresh, until_waited_for
 from support_redis import Cluster
 
 ANSWER = Kept(200, "text/event-stream; charset=utf-8", "req_1", bytes(range(256)))
@@ -132,6 +134,26 @@ async def test_one_of_many_takes_it(place: Place) -> None:
     async with opened(*stores):
         found = await asyncio.gather(*(stores[i % 4].take(place.name, "p", f"req_{i}", LEASE_MS) for i in range(24)))
         assert sorted(one.state for one in found) == ["running"] * 23 + ["taken"]
+
+
+async def test_a_key_that_another_takes_at_the_same_time(postgres_url: str) -> None:
+    """Neither has found it when both begin to write it: who comes second waits, looks again, and sees whose it is."""
+    clock, begun, url = Clock(), Event(), fresh(postgres_url)
+    one, two = RecordsStore(url, clock, 20.0), RecordsStore(url, clock, 20.0)
+
+    def work(connection: Connection) -> Found:
+        taken = _take(connection, "k", "p", "req_1", clock(), clock() + LEASE_MS)
+        begun.set()
+        until_waited_for(connection)
+        return taken
+
+    async with opened(one, two):
+        for store in (one, two):
+            await store.take("before", "p", "req_0", LEASE_MS)
+        taking = asyncio.create_task(one._call(work))
+        assert await asyncio.to_thread(begun.wait, 10)
+        assert await two.take("k", "p", "req_2", LEASE_MS) == RUNNING
+        assert await taking == TAKEN and await one.take("k", "p", "req_1", LEASE_MS) == TAKEN
 
 
 async def test_keys_of_a_cluster(redis_cluster: Cluster) -> None:

@@ -1,24 +1,24 @@
 """Questions about usage: whatever is grouped by and filtered, the answers are those of the requests one by one, and totals are the ledger's."""
 
-import asyncio
 import random
 from collections import defaultdict
 from datetime import datetime
+from functools import partial
 from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
-from sqlalchemy import Connection, delete, event
+from sqlalchemy import Connection, delete, event, update
 
 import records as bench
 from sluicegate.core.limits import Unit
 from sluicegate.core.record import Attempt, Record, Spent
-from sluicegate.records import queries
+from sluicegate.records import queries, rollups
 from sluicegate.records.figures import BOUNDS_US, quantile_us
 from sluicegate.records.queries import Figures, Question, Sums
 from sluicegate.records.requests import Line
 from sluicegate.records.rows import UsageRow
-from sluicegate.records.schema import DAY_S, usage, usage_days, usage_quarters
+from sluicegate.records.schema import DAY_S, meta, usage, usage_days, usage_quarters
 from sluicegate.records.store import Records
 from support_postgres import fresh
 from support_records import asked, opened
@@ -165,6 +165,21 @@ async def test_days_and_hours_of_a_zone(records: Records, zone: str, names: tupl
     assert {tuple(one.group.values()): one.figures.input_tokens for one in found.groups} == wanted
 
 
+@pytest.mark.parametrize(("start_s", "end_s", "covered"), [(900, DAY_S + 900, (0, 2)), (DAY_S, 2 * DAY_S, (1, 2)), (900, 3 * DAY_S + 900, (0, 3))])
+async def test_of_times_before_the_quarters_whole_days_are_told(records: Records, start_s: int, end_s: int, covered: tuple[int, int]) -> None:
+    """Where quarters of an hour are no longer kept, a day that is asked about in part is told whole; where they are, its part is."""
+
+    def forget(connection: Connection) -> None:
+        connection.execute(delete(usage_quarters).where(usage_quarters.c.time_s < DAY + 3 * DAY_S))
+        connection.execute(update(meta).values(quarters_from_s=DAY + 3 * DAY_S))
+
+    await records._database.call(forget)
+    told = await records.usage(Question((), {}, (DAY + start_s) * 1000, (DAY + end_s) * 1000))
+    first, last = covered
+    wanted = by_hand((), {}, DAY + first * DAY_S, DAY + last * DAY_S if last < 3 else DAY + end_s)[()]
+    assert {name: getattr(told.total, name) for name in wanted} == dict(wanted)
+
+
 async def test_case_23_days_on_which_clocks_are_changed(records_url: str) -> None:
     """Case 23: one of 25 hours and one of 23: a request at 23:30 there belongs to the day that ends, not to the next one in UTC."""
     berlin = ZoneInfo("Europe/Berlin")
@@ -277,9 +292,10 @@ async def test_what_was_used_each_day(records: Records) -> None:
     cost = by_hand(("day",), {"model": ["chat"]}, 0, 0)
     assert [day for day, _ in found] == [f"2027-01-{day}" for day in range(15, 21)]
     assert [amount for _, amount in found] == [cost[day,]["cost_nano_usd"] if (day,) in cost else 0 for day, _ in found]
-    tokens, counted = await asyncio.gather(*[records.daily({}, unit, 6, now_ms) for unit in (Unit.TOKENS, Unit.REQUESTS)])
-    assert sum(amount for _, amount in tokens) == sum(one.input_tokens + one.output_tokens for one in REQUESTS)
-    assert sum(amount for _, amount in counted) == sum(1 for one in REQUESTS if one.attempts)
+    units = (Unit.INPUT_TOKENS, Unit.OUTPUT_TOKENS, Unit.TOKENS, Unit.REQUESTS)
+    sent, produced, both, counted = [sum(amount for _, amount in await records.daily({}, unit, 6, now_ms)) for unit in units]
+    assert (sent, produced) == (sum(one.input_tokens for one in REQUESTS), sum(one.output_tokens for one in REQUESTS))
+    assert (both, counted) == (sent + produced, sum(1 for one in REQUESTS if one.attempts))
     with pytest.raises(ValueError, match="in flight"):
         await records.daily({}, Unit.CONCURRENT, 6, now_ms)
 
@@ -304,14 +320,17 @@ async def test_sums_of_rows_are_those_that_workers_write(records: Records) -> No
     assert await records.build_sums() == sum(one.time_ms >= (DAY + DAY_S) * 1000 for one in REQUESTS)
     assert [await records.usage(question, 1_000) for question in questions] == before
     assert await records.build_sums() == 0
+    assert await records._database.call(partial(rollups.build, day_s=DAY)) == 0, "another program has summed it up first"
+    assert [await records.usage(question, 1_000) for question in questions] == before
 
 
 async def test_nothing_is_summed_up_of_nothing(records_url: str) -> None:
     """An empty database has nothing to sum up, and nothing was used."""
     async with opened(records_url) as records:
         assert await records.build_sums() == 0
-        found = await records.usage(Question(("key",)))
-        assert (found.groups, found.total, found.next) == ([], Figures(), "")
+        for question in (Question(("key",)), Question(("day",), zone="Europe/Berlin"), Question(("hour", "label"), zone="Asia/Kathmandu")):
+            found = await records.usage(question)
+            assert (found.groups, found.total, found.next) == ([], Figures(), "")
 
 
 async def test_a_month_by_team_and_model_is_quick(postgres_url: str) -> None:

@@ -245,9 +245,7 @@ async def _make(services: Services, request: Request, caller: Caller, tree: str,
         raise invalid("It must be a whole number, not 0; of dollars with nine decimal places at most.", "amount")
     there = await services.directory.store.call(partial(adjustments.one, id=asked.id), reading=True) if asked.id else None
     if there is not None:
-        if (there.counter, there.amount) != (identity, amount):
-            raise Reject(409, "invalid_request_error", "adjustment_exists", "There is another adjustment with that id.", "id")
-        return there
+        return _asked_for(there, identity, amount)
     id = asked.id or f"adj_{new_event_id()[4:]}"
     for _ in range(TRIES):
         state = services.ledger.trees.get(tree)
@@ -255,8 +253,15 @@ async def _make(services: Services, request: Request, caller: Caller, tree: str,
             raise LedgerUnavailable("the state of this limit is being recovered")
         row = Adjustment(id, identity, amount, 0, tree, state.epoch, caller.name, asked.reason)
         with suppress(Moved):
-            return await _record(services, request, caller, counter, row)
+            return _asked_for(await _record(services, request, caller, counter, row), identity, amount)
     raise RecordsUnavailable("others adjust the same limit, again and again")
+
+
+def _asked_for(there: Adjustment, identity: str, amount: int) -> Adjustment:
+    """The one with an id, also where another worker has just made it. Raises Reject where it is of another limit or amount."""
+    if (there.counter, there.amount) != (identity, amount):
+        raise Reject(409, "invalid_request_error", "adjustment_exists", "There is another adjustment with that id.", "id")
+    return there
 
 
 async def _record(services: Services, request: Request, caller: Caller, counter: Counter, row: Adjustment) -> Adjustment:

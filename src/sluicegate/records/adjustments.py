@@ -32,7 +32,7 @@ class NotOpen(RecordsUnavailable):
 
 
 class Moved(Exception):
-    """Somebody else has adjusted the counter since it was looked at: look again. Nothing was changed."""
+    """Somebody else has adjusted the counter since it was looked at, or something with that id: look again. Nothing was changed."""
 
 
 class Standing(msgspec.Struct, frozen=True):
@@ -75,11 +75,9 @@ def make(connection: Connection, row: Adjustment, before: Standing) -> tuple[Adj
     if standing(connection, row.counter, row.epoch, row.at_ms).made != before.made:
         raise Moved
     adding = insert(connection, adjustments).values(msgspec.structs.asdict(row)).on_conflict_do_nothing(index_elements=[adjustments.c.id])
-    if connection.execute(adding.returning(adjustments.c.id)).first() is not None:
-        return row, True
-    there = one(connection, row.id)
-    assert there is not None
-    return there, False
+    if connection.execute(adding.returning(adjustments.c.id)).first() is None:
+        raise Moved
+    return row, True
 
 
 def done(connection: Connection, id: str) -> None:
