@@ -11,10 +11,9 @@ What comes in one piece may be long: `Steps` are such a search, with a pause bet
 """
 
 from collections.abc import Generator
-from decimal import Decimal
 from typing import Any, TypeVar
 
-from msgspec import Struct
+from msgspec import Raw, Struct
 
 from sluicegate.core.arguments import Change, Names, changed, is_json, loose, parts
 from sluicegate.core.content_rules import ContentRules
@@ -221,7 +220,7 @@ class Speech:
         return told
 
     def read_strings(self, value: Any) -> Steps[Any]:
-        """A value with every string and number in it as it was read."""
+        """A value with every string and number in it as it was read; raw is a number, as it is written."""
         if isinstance(value, str):
             value = yield from self.read(value)
         elif isinstance(value, list):
@@ -239,8 +238,8 @@ class Speech:
                     named = names.of(name, named)
                 members[named] = yield from self.read_strings(each)
             return members
-        elif isinstance(value, int | float | Decimal) and not isinstance(value, bool):
-            digits = str(value)
+        elif isinstance(value, int | float | Raw) and not isinstance(value, bool):
+            digits = bytes(value).decode() if isinstance(value, Raw) else str(value)
             said = yield from self.read(digits)
             return value if said == digits else said
         return value

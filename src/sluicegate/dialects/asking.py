@@ -13,7 +13,6 @@ what its dialect would read of the new body.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from decimal import Decimal
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -35,8 +34,8 @@ _NO_TEXT = frozenset((  # fields anywhere, if what they hold is one word
 _ARGUMENTS = "arguments"
 _OF_TOOLS = ("tool", "function")  # roles whose name is that of a tool
 
-_decode = msgspec.json.Decoder(float_hook=Decimal).decode  # a number stays as it is written
-_encode = msgspec.json.Encoder(decimal_format="number").encode
+_decode = msgspec.json.Decoder(float_hook=lambda number: Raw(number.encode())).decode  # it stays as it is written
+_encode = msgspec.json.Encoder().encode
 _decode_items = msgspec.json.Decoder(list[dict[str, Raw]]).decode
 _decode_list = msgspec.json.Decoder(list[Raw]).decode
 
@@ -132,8 +131,8 @@ def _leaves(value: Any) -> Iterator[Leaf]:
                 inside.append((each, argued or (place == "input" and isinstance(each, dict))))
                 if place == "properties":  # of a schema: what they are called is read
                     yield from ((each, "name", name) for name in each)
-            elif argued and isinstance(each, int | float | Decimal) and not isinstance(each, bool):  # what a tool was called with
-                yield holder, place, str(each)
+            elif argued and isinstance(each, int | Raw) and not isinstance(each, bool):  # what a tool was called with
+                yield holder, place, bytes(each).decode() if isinstance(each, Raw) else str(each)
         waiting += reversed(inside)
 
 

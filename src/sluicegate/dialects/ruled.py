@@ -8,27 +8,34 @@ ends behind the last event that was covered: what came later was never said.
 Where a rule refuses what was said, an event of kind "refused" follows the last text before it.
 
 A whole answer of the usual shape, which says one text, is changed in its bytes. Any other is decoded and encoded; a long one in steps, between which
-others have their turns (`Ruled.steps`, ruling.py).
+others have their turns (`Ruled.steps`, ruling.py). Numbers stay as they are written. Where a name is given twice, or it is no JSON to us and may be
+some to others, what was read is what goes out.
 """
 
-from collections.abc import Callable, Iterable
+import json
+from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from typing import Any, Protocol
 
 import msgspec
-from msgspec import Struct
+from msgspec import Raw, Struct
 
 from sluicegate.core.content_rules import BETWEEN
 from sluicegate.core.speech import CLEAR_MAX, Mark, Speech, Steps, at_once
 from sluicegate.core.usage import Usage
 from sluicegate.dialects.between import Between
-from sluicegate.dialects.form import Answer, Event, Request, Target
-from sluicegate.dialects.openai_body import int_or, plainly
-from sluicegate.dialects.openai_responses_output import encoded
+from sluicegate.dialects.form import Answer, BadRequest, Event, Request, Target
+from sluicegate.dialects.openai_body import int_or
+from sluicegate.dialects.repeats import refuse_repeats_in
 from sluicegate.dialects.sse import RawEvent
 from sluicegate.dialects.sse import Reader as Lines
 
-_decode = msgspec.json.Decoder().decode
+
+def _as_written(number: str) -> Raw:
+    return Raw(number.encode())
+
+
+_decode = msgspec.json.Decoder(float_hook=_as_written).decode
 _decode_text = msgspec.json.Decoder(str).decode
 _encode = msgspec.json.Encoder().encode
 
@@ -221,7 +228,7 @@ def _changed(answer: Answer, data: bytes, shaper: Shaper) -> Steps[None]:
     told = decoded(data)
     if isinstance(told, dict):
         changed = yield from shaper.body(told)
-        if changed:
+        if changed or (shaper.speech.acts and _reads_otherwise(data)):
             answer.body = encoded(told)
 
 
@@ -229,11 +236,44 @@ def _changed(answer: Answer, data: bytes, shaper: Shaper) -> Steps[None]:
 
 
 def decoded(data: bytes) -> Any:
-    """JSON as plain values; None if it is none."""
+    """JSON as plain values, but for fractions, which are raw; None if it is none."""
     try:
         return _decode(data)
     except (ValueError, RecursionError):
-        return plainly(data)
+        pass
+    try:
+        return json.loads(data, parse_int=_integer, parse_float=_as_written, parse_constant=_as_written)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _integer(digits: str) -> int | Raw:
+    return int(digits) if len(digits) < 19 else _as_written(digits)
+
+
+def encoded(data: Any) -> bytes:
+    """What was decoded, with numbers as they were written. Raises RecursionError."""
+    try:
+        return _encode(data)
+    except (ValueError, OverflowError):  # half of a surrogate pair, of an upstream's
+        return _spelled(data).encode()
+
+
+def _spelled(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ",".join([f"{json.dumps(name)}:{_spelled(each)}" for name, each in value.items()]) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join([_spelled(each) for each in value]) + "]"
+    return bytes(value).decode() if isinstance(value, Raw) else json.dumps(value)
+
+
+def _reads_otherwise(data: bytes) -> bool:
+    """Whether others may read something else in JSON: it has a name twice, or not everybody takes it."""
+    try:
+        refuse_repeats_in(data, "")
+    except (BadRequest, ValueError, RecursionError):
+        return True
+    return False
 
 
 def written(event: RawEvent, data: Any) -> bytes:
@@ -241,12 +281,22 @@ def written(event: RawEvent, data: Any) -> bytes:
     return (b"event: %b\n" % event.event.encode() if event.event else b"") + b"data: %b\n\n" % encoded(data)
 
 
-def reworded(speech: Speech, disclaimer: str, data: bytes, said: bytes) -> bytes | None:
+Names = Sequence[tuple[bytes, int]]
+
+
+def reworded(speech: Speech, disclaimer: str, data: bytes, said: bytes, names: Names) -> bytes | None:
     """An answer that says one text and nothing else, as its client may read it; b"" if that is as it came. None: it cannot be changed so. said: that
-    text in JSON."""
+    text in JSON. names: those that lead to it, and how often they stand in such an answer: oftener, and there is another text."""
     around = data.split(said) if said[:1] == b'"' else ()
     if len(around) != 2:
         return None
+    if speech.acts:
+        before, behind = around
+        if b"\\" in before or b"\\" in behind:
+            return None
+        for name, count in names:
+            if before.count(name) + behind.count(name) != count:
+                return None
     text = _decode_text(said)
     if len(text) > speech.at_once and not speech.clear(text):
         return None

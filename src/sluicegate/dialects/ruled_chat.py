@@ -12,8 +12,7 @@ from msgspec import Meta, Raw, Struct
 from sluicegate.core.content_rules import BETWEEN
 from sluicegate.core.speech import Channel, Speech, Steps
 from sluicegate.dialects.openai_body import int_or
-from sluicegate.dialects.openai_responses_output import encoded
-from sluicegate.dialects.ruled import decoded, pieces, reading, reworded, written
+from sluicegate.dialects.ruled import decoded, encoded, pieces, reading, reworded, written
 from sluicegate.dialects.sse import RawEvent
 
 
@@ -68,6 +67,8 @@ class _Answer(Struct, gc=False):
 
 _decode_chunk = msgspec.json.Decoder(_Chunk).decode
 _decode_answer = msgspec.json.Decoder(_Answer).decode
+_CONTENT_NAMES = ((b'"choices"', 1), (b'"message"', 1), (b'"content"', 1))
+_TEXT_NAMES = ((b'"choices"', 1), (b'"text"', 1))
 _CALLS = ("tool_calls", "function_call")
 _PARTS = ("content", "thinking")  # where there may be a list of them
 _SAID = ("content", "text")  # where the client reads the answer itself
@@ -97,7 +98,9 @@ class Shaper:
             choice = _decode_answer(data).choices[0]
             content = bytes(choice.message.content) if choice.message is not None else b""
             said = bytes(choice.text)
-            return reworded(self.speech, self._disclaimer, data, said or content) if not (said and content) else None
+            if said and content:
+                return None
+            return reworded(self.speech, self._disclaimer, data, said or content, _TEXT_NAMES if said else _CONTENT_NAMES)
         except (ValueError, RecursionError):
             return None
 

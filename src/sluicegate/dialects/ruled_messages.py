@@ -34,6 +34,7 @@ class _Answer(Struct, gc=False):
     content: Annotated[list[_Block], Meta(max_length=1, min_length=1)]
 
 
+_NAMES = ((b'"content"', 1), (b'"text"', 2))  # of which one is the block's type
 _decode_answer = msgspec.json.Decoder(_Answer).decode
 
 
@@ -60,7 +61,7 @@ class Shaper:
     def usual(self, data: bytes) -> bytes | None:
         """An answer of the usual shape."""
         try:
-            return reworded(self.speech, self._disclaimer, data, bytes(_decode_answer(data).content[0].text))
+            return reworded(self.speech, self._disclaimer, data, bytes(_decode_answer(data).content[0].text), _NAMES)
         except (ValueError, RecursionError):
             return None
 

@@ -12,10 +12,10 @@ from typing import Any
 from sluicegate.core.content_rules import BETWEEN
 from sluicegate.core.speech import Channel, Speech, Steps
 from sluicegate.dialects.openai_body import int_or, text_of
-from sluicegate.dialects.openai_responses_output import BY_PART, KINDS, REASONING, SUMMARY, TEXT, Kind, encoded
+from sluicegate.dialects.openai_responses_output import BY_PART, KINDS, REASONING, SUMMARY, TEXT, Kind
 from sluicegate.dialects.openai_responses_prompt import THINKING
 from sluicegate.dialects.retelling import Pieces
-from sluicegate.dialects.ruled import ARGUMENTS, LOGPROBS, TEXTS, decoded, reading, whole, written
+from sluicegate.dialects.ruled import ARGUMENTS, LOGPROBS, TEXTS, decoded, encoded, reading, whole, written
 from sluicegate.dialects.sse import RawEvent
 
 _ENDS = frozenset(("response.completed", "response.incomplete", "response.failed", "response.cancelled"))

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from sluicegate.core.speech import at_once
 from sluicegate.dialects.openai_responses_prompt import THINKING
 from support_ruled import events_of, mask, ruled, rules, shaped
 
@@ -169,3 +170,52 @@ def test_searches_of_messages_are_searched_and_what_they_find_is_not() -> None:
     blocks = [{"type": "server_tool_use", "id": "s", "name": "web_search", "input": {"query": "a bomb"}}, found]
     told = whole("anthropic_messages", {"type": "message", "content": blocks, "stop_reason": "end_turn"})["content"]
     assert told == [blocks[0] | {"input": {"query": "a #"}}, found]
+
+
+NUMBERS = '{"a":1e400,"b":12345678901234567890.123456789,"c":1.10,"d":1E5,"e":-0.0,"f":123456789012345678901234567890}'
+
+
+def test_numbers_stay_as_they_are_written() -> None:
+    """In answers that are built anew, in calls and beside them; one that a rule finds in a call is a text then."""
+    message = f'{{"content":"a bomb","reasoning":"x \\u00e9 bomb","odd":{NUMBERS}}}'
+    for more in ("", '"half":"\\ud83d",', f'"long":1{"0" * 5_000},', '"none":NaN,'):
+        body = f'{{{more}"choices":[{{"message":{message}}}]}}'.encode()
+        one = ruled("openai_chat", BOMB, stream=False)
+        answer = one.read_answer(body)
+        if one.steps is not None:
+            at_once(one.steps)
+        told = answer.body.decode()
+        assert NUMBERS in told and "bomb" not in told
+        assert more in told
+    call = f'{{"type":"tool_use","id":"t","name":"f","input":{{"n":4111,"m":-41.110,"o":[{NUMBERS}],"p":true}}}}'
+    body = f'{{"type":"message","content":[{call}],"stop_reason":"tool_use"}}'.encode()
+    told = ruled("anthropic_messages", rules(mask("4111"), mask("41.11")), stream=False).read_answer(body).body.decode()
+    assert f'{{"n":"#","m":"-#0","o":[{NUMBERS}],"p":true}}' in told
+    chunk = f'data: {{"choices":[{{"index":0,"delta":{{"content":"a bomb","odd":{NUMBERS}}}}}]}}\n\n'.encode()
+    assert NUMBERS.encode() in shaped("openai_chat", BOMB, chunk)[0]
+
+
+ALONE = '{"choices":[{"index":0,"message":{"role":"assistant","content":"ok"}}]}'
+
+
+@pytest.mark.parametrize(
+    ("dialect", "body"),
+    [
+        ("openai_chat", ALONE.replace('"content"', '"content":"a bomb","content"')),
+        ("openai_chat", ALONE.replace('"content"', '"c\\u006fntent":"a bomb","content"')),
+        ("openai_chat", ALONE.replace('"message"', '"message":{"content":"a bomb"},"message"')),
+        ("openai_chat", ALONE.replace('"choices"', '"choices":[{"index":0,"message":{"content":"a bomb"}}],"choices"')),
+        ("openai_chat", ALONE.replace('"choices"', '"\\u0063hoices":[{"index":0,"message":{"content":"a bomb"}}],"choices"')),
+        ("openai_chat", ALONE.replace('"content"', '"tool_calls":[{"id":"a bomb","id":"x"}],"content"')),
+        ("openai_chat", ALONE.replace('"content":"ok"', '"content":"ok \\ud83d","refusal":"a bomb","refusal":null')),
+        ("openai_completions", '{"choices":[{"index":0,"text":"a bomb","text":"ok"}]}'),
+        ("anthropic_messages", '{"type":"message","content":[{"type":"text","text":"a bomb"}],"content":[{"type":"text","text":"ok"}]}'),
+        ("anthropic_messages", '{"type":"message","content":[{"type":"text","text":"a bomb","text":"ok"}]}'),
+        ("openai_responses", '{"output":[{"type":"message","content":[{"type":"output_text","text":"a bomb","text":"ok"}]}]}'),
+    ],
+)
+def test_a_name_that_is_given_twice_hides_nothing(dialect: str, body: str) -> None:
+    """What was searched goes out, and the other does not, whichever of the two a client would have taken."""
+    told = ruled(dialect, BOMB, stream=False).read_answer(body.encode()).body
+    assert b"ok" in told and b"bomb" not in told
+    assert ruled(dialect, rules(mask("bomb", "report")), stream=False).read_answer(body.encode()).body == b""
