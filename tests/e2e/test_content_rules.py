@@ -188,8 +188,8 @@ def test_system_prompts_come_first_and_once(gateway: Gateway, mock: Mock) -> Non
         assert last_sent(mock)["messages"] == [{"role": "system", "content": both}, mine[0], *SAID]
         sdk.chat.completions.create(model="chat", messages=[{"role": "system", "content": both}, *SAID])
         assert last_sent(mock)["messages"] == [{"role": "system", "content": both}, *SAID]
-        sdk.completions.create(model="chat", prompt=["One", f"{both} Two"], max_tokens=4)
-        assert last_sent(mock)["prompt"] == [f"{both}\n\nOne", f"{both} Two"]
+        sdk.completions.create(model="chat", prompt=["One", f"{both}\n\nTwo"], max_tokens=4)
+        assert last_sent(mock)["prompt"] == [f"{both}\n\nOne", f"{both}\n\nTwo"]
         sdk.responses.create(model="chat", input=[{"role": "system", "content": "Be brief."}, *SAID], instructions="Mine.")
         assert (last_sent(mock)["instructions"], last_sent(mock)["input"]) == (f"{both}\n\nMine.", SAID)
         sdk.embeddings.create(model="chat", input="x", encoding_format="float")
