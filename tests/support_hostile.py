@@ -43,6 +43,7 @@ HOSTILE = (
         r"a@b.co\u0020",
     ),
     *(r"1.1.1.1\u0020", r"secretkey=aaaaaaaa\/aaaaaaaa\/", "secretkey aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa ", r"+1\/1\/1\/1 ", "ab@cd.de "),
+    *(r"\n", r"\\t", r"\"", r"\\a", r"4444\n", r"1.1.1.1\n", r"a@b.co\r\n", r"@\n", r"4\n"),
     *("1.1.1.1 ", "1.1.1.", "a::b ", "::1 ", "a:", "a: :: ", "2001:db8::1 ", "1:2:3:4:5:6:7:", "[EMAIL] "),
     "DE11 4444 a@b.co ::1 1.1.1.1 sk- eyJ +1 ",
 )

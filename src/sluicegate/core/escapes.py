@@ -1,11 +1,12 @@
-"""A text as it reads without the escapes of JSON (`joe\\u0040example.com`, `\\/`), and where each part of it is written.
+"""A text as it reads without the escapes of JSON (`joe\\u0040example.com`, `\\n`, `\\/`), and where each part of it is written.
 
     read = yield from read_in_steps(text, slashes=True)     # None: there are none in it
     read.text                                               # joe@example.com
     read.places([3, 4])                                     # 3, 9: before \\u0040 and behind it
 
-Only characters that rules know are read, slashes where that is asked for (a text may be full of them, and few rules look for one); of a run of one to
-eight backslashes, which is as deep as JSON is inside of JSON; never from the middle of one. All else stays as it is.
+Only characters that rules know are read, slashes and backslashes where that is asked for (a text may be full of them, and few rules look for one); of
+a run of one to eight backslashes, which is as deep as JSON is inside of JSON; never from the middle of one. All else stays as it is. What only looks
+like an escape (a path with `\\new` in it) is read as one: whoever must not miss anything looks at the text as it is written, too.
 
 Invariants: read in steps of STEP characters, each in a time that is linear in them; what is kept beside the text are two numbers for a step.
 """
@@ -17,10 +18,14 @@ from collections.abc import Generator
 from itertools import accumulate, count, repeat
 from operator import add, sub
 
-_BY_NUMBER = re.compile(r"(\\(?<!\\\\)\\{0,7}u(?:0[0-5]|20)[0-9A-Fa-f]{2})")
-_ESCAPE = re.compile(r"(\\(?<!\\\\)\\{0,7}(?:/|u(?:0[0-5]|20)[0-9A-Fa-f]{2}))")
+_NUMBER = "u(?:0[0-5]|20)[0-9A-Fa-f]{2}"
+_MOST = re.compile(rf'(\\(?<!\\\\)\\{{0,7}}(?:[nrtbf"]|{_NUMBER}))')
+_ESCAPE = re.compile(rf'(\\(?<!\\\\)\\{{0,7}}(?:[nrtbf"/]|{_NUMBER}|(?<=\\\\)(?=[^\\])))')
 _ESCAPE_MAX = 13  # characters
-_run = re.compile(r"(?:\\{1,8}(?!\\))?").match  # of backslashes that could begin an escape
+_behind_run = re.compile(r"(?:\\{0,8}[^\\])?").match  # a run of backslashes that could begin an escape, or be one, and what follows it
+_NUMBERED = 5  # characters, from the `u` on
+LETTERS = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f"}
+_SIMPLE = [("\\" + letter, character) for letter, character in (*LETTERS.items(), ('"', '"'))]
 STEP = 1_024  # characters
 
 
@@ -28,7 +33,8 @@ class _Read(dict[str, str]):
     """What escapes are read as. There are not many."""
 
     def __missing__(self, escape: str) -> str:
-        self[escape] = character = chr(int(escape[-4:], 16)) if escape[-1] != "/" else "/"
+        last = escape[-1]
+        self[escape] = character = chr(int(escape[-4:], 16)) if escape[-_NUMBERED : 1 - _NUMBERED] == "u" else LETTERS.get(last, last)
         return character
 
 
@@ -71,9 +77,22 @@ class Read:
         self._moved = moved
 
 
+def read_at_once(text: str, escape: "re.Pattern[str]" = _MOST) -> str:
+    """A text that is short, as the steps read it."""
+    if "\\\\" not in text and "\\u" not in text and (escape is _MOST or "\\/" not in text):
+        for simple, character in _SIMPLE:  # is much faster, where there are many
+            text = text.replace(simple, character)
+        return text
+    parts = escape.split(text)
+    if len(parts) > 1:
+        parts[1::2] = map(_read_as, parts[1::2])
+        return "".join(parts)
+    return text
+
+
 def read_in_steps(text: str, slashes: bool) -> Generator[str, None, Read | None]:
     """Each step yields an empty text. None: there are no escapes in it."""
-    escape = _ESCAPE if slashes else _BY_NUMBER
+    escape = _ESCAPE if slashes else _MOST
     pieces: list[str] = []
     reads, cuts = array("q"), array("q")
     length = start = 0
@@ -82,11 +101,8 @@ def read_in_steps(text: str, slashes: bool) -> Generator[str, None, Read | None]
         end = _cut(text, start + STEP)
         piece = text[start:end]
         if "\\" in piece:
-            parts = escape.split(piece)
-            if len(parts) > 1:
-                escaped = True
-                parts[1::2] = map(_read_as, parts[1::2])
-                piece = "".join(parts)
+            piece = read_at_once(piece, escape)
+            escaped = escaped or len(piece) < end - start
         reads.append(length)
         cuts.append(start)
         pieces.append(piece)
@@ -103,10 +119,10 @@ def _cut(text: str, near: int) -> int:
     if near >= len(text):
         return len(text)
     for found in _ESCAPE.finditer(text, near - _ESCAPE_MAX, near + _ESCAPE_MAX):
-        if found.start() < near < found.end():
+        if found.start() < near < found.end() and text[found.end() - 1] != "\\":
             return found.end()
     if text[near - 1] != "\\":
         return near
-    run = _run(text, near)
-    assert run is not None
-    return run.end()
+    behind = _behind_run(text, near)
+    assert behind is not None
+    return behind.end()

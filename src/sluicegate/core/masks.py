@@ -15,6 +15,7 @@ from base64 import b64encode
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
+from sluicegate.core.escapes import LETTERS
 from sluicegate.core.matching import Masks, Rest, Rule, masked, run_of, whole
 
 Headers = Iterable[tuple[bytes, bytes]]
@@ -28,10 +29,10 @@ _LEFT_OUT = r"(?:…|[*.•xX]{3})[A-Za-z0-9_\-+/=]{0,24}?"  # what stands for t
 
 
 def begins(literal: str, before: str = "A-Za-z0-9_") -> str:
-    """A literal text where a word begins: behind none of `before`, or behind a percent-encoded character or an escaped one. The literal comes first,
+    """A literal text where a word begins: behind none of `before`, or behind a percent-encoded character. The literal comes first,
     since a search for one is fast."""
     escaped = re.escape(literal)
-    borders = (rf"(?<![{before}]{escaped})(?<![A-Z]\]{escaped})", rf"(?<=%[0-9A-Fa-f][0-9A-Fa-f]{escaped})", rf"(?<=\\[nrt]{escaped})")
+    borders = (rf"(?<![{before}]{escaped})(?<![A-Z]\]{escaped})", rf"(?<=%[0-9A-Fa-f][0-9A-Fa-f]{escaped})")
     return f"{escaped}(?:{'|'.join(borders)})"
 
 
@@ -40,7 +41,9 @@ ENDS = r"(?![A-Za-z0-9_]|\[[A-Z][A-Z_]{1,20}\])"  # a word ends; a mask is a wor
 SLASH = r"\\{0,8}/"  # as JSON may have it, too
 _KEY = r"A-Za-z0-9_\-"
 _ECHOED = rf"{_KEY}.%+/=~*…•"  # as error texts write them
-_VENDORS = ("gsk_", "xai-", "hf_", "r8_", "pplx-", "nvapi-", "fw_", "tgp_", "csk-", "sk_live_", "rk_live_", "pk_live_", "sk_test_")
+_VENDORS = ("gsk_", "xai-", "hf_", "r8_", "pplx-", "nvapi-", "fw_", "tgp_", "csk-", "sk_live_", "rk_live_", "pk_live_", "sk_test_", "whsec_")
+# As they read behind a backslash, of which their first letter makes an escape.
+_SEEM_ESCAPED = [LETTERS[vendor[0]] + vendor[1:] for vendor in _VENDORS if vendor[0] in LETTERS]
 
 
 Clues = tuple[tuple[str, str], ...]
@@ -57,7 +60,7 @@ def _keys(least: int, characters: str, google: int, before: str = "A-Za-z0-9_") 
     """What is called a key: ours, OpenAI's and Anthropic's (`sk-`), Google's, GitHub's, and those of other providers."""
     rest, more = run_of(characters), rf"(?=[{characters}]{{{least}}})"
     dashed = ("-", "(?<=sk-|ai-|lx-|pi-)" + more)
-    vendors = dashed, ("_", "(?<=sk_|hf_|r8_|fw_|gp_|ve_|st_)" + more)  # by the last three characters of each
+    vendors = dashed, ("_", "(?<=sk_|hf_|[r\r]8_|[f\f]w_|gp_|ve_|st_|ec_)" + more)  # by the last three characters of each
     return [
         _rule("API_KEY", begins("sk-", before) + rf"[{characters}]{{{least}}}", ["sk-"], rest, (dashed,)),
         _rule("API_KEY", begins("AIza", before) + rf"[{characters}]{{{google}}}", ["AIza"], rest, (("I", "(?<=AI)(?=za)"),)),
@@ -71,8 +74,8 @@ def _keys(least: int, characters: str, google: int, before: str = "A-Za-z0-9_") 
         _rule("API_KEY", begins("github_pat_") + rf"[A-Za-z0-9_]{{{least},255}}", ["github_pat_"], clues=(("_", "(?<=at_)" + more),)),
         _rule(
             "API_KEY",
-            rf"(?<![A-Za-z0-9_])(?:{'|'.join(_VENDORS)})(?:[A-Za-z0-9]{{1,8}}[-_]){{0,2}}[A-Za-z0-9]{{16}}",
-            _VENDORS,
+            rf"(?:(?<![A-Za-z0-9_])(?:{'|'.join(_VENDORS)})|{'|'.join(_SEEM_ESCAPED)})(?:[A-Za-z0-9]{{1,8}}[-_]){{0,2}}[A-Za-z0-9]{{16}}",
+            (*_VENDORS, *_SEEM_ESCAPED),
             rest,
             vendors,
         ),

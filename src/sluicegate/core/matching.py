@@ -9,7 +9,8 @@ that it looks at around it, is at most REACH characters; so whoever sees REACH c
 whole text finds: a search goes on where the last match ended, in whichever slice that was. Some secrets are of any length (a token, a block of
 PEM): their rule finds how they begin, and `Rule.rest` says where they end, which may be in any later slice.
 
-Where a text has escapes of JSON (escapes.py), it is searched as it reads without them, too; what is not masked stays as it is written.
+Where a text has escapes of JSON (escapes.py), it is searched as it reads without them, and where there are rules without clues, which may look for
+anything, as it is written, too. What is not masked stays as it is written.
 
 Invariants: the time of a search is linear in the text, however hostile: no repetition is without a bound or overlaps what follows it, and a rule
 begins at most once in a run of the characters that it repeats. Nothing fails.
@@ -19,7 +20,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
-from sluicegate.core.escapes import read_in_steps
+from sluicegate.core.escapes import read_at_once, read_in_steps
 
 REACH = 512
 SLICE = 8_192  # characters, of which the last REACH are looked at again: at most 32 KiB, in whatever script
@@ -58,8 +59,7 @@ class Masks(tuple[Rule, ...]):
     def __init__(self, _: Iterable[Rule]) -> None:
         self.texts = [f"[{rule.name}]" for rule in self]
         self._always = [rank for rank, rule in enumerate(self) if not rule.clues]
-        self.slashes = bool(self._always)  # escaped ones are read: whoever gives clues, knows how slashes are written
-        self.escape = "\\" if self.slashes else "\\u"  # of which there is one where there is an escape to be read
+        self.as_written = bool(self._always)  # texts with escapes are searched so, too; whoever gives clues, knows what he finds without that
         anchors: dict[str, tuple[list[str], list[int]]] = {}
         for rank, rule in enumerate(self):
             for anchor, around in rule.clues:
@@ -75,7 +75,11 @@ class Masks(tuple[Rule, ...]):
 
     def harmless(self, text: str) -> bool:
         """Nothing in it is masked. Where that is not seen at a glance, the answer is no."""
-        return not (self._always or self.escape in text or self._gate.search(text) or any([search(text) for search, _ in self._searches]))
+        if self._always:
+            return False
+        if "\\" in text:
+            text = read_at_once(text)
+        return not (self._gate.search(text) or any([search(text) for search, _ in self._searches]))
 
     def possible(self, text: str, start: int, end: int) -> Iterable[int]:
         """The ranks of the rules that may fit something between these two."""
@@ -132,14 +136,18 @@ class Finder:
 
 def slices(text: str, masks: Masks, size: int = SLICE) -> Iterator[str]:
     """The text with masks, in pieces. Where what is to be masked overlaps, one mask stands for all of it, by the name of what begins first."""
-    if masks.escape in text:
-        read = yield from read_in_steps(text, masks.slashes)
+    if "\\" in text:
+        read = yield from read_in_steps(text, slashes=masks.as_written)
         if read is not None:
-            pieces = []
-            for piece in _slices(read.text, masks, size, text, read.places):
-                pieces.append(piece)
+            pieces = _slices(read.text, masks, size, text, read.places)
+            if not masks.as_written:
+                yield from pieces
+                return
+            found = []
+            for piece in pieces:
+                found.append(piece)
                 yield ""
-            text = "".join(pieces)
+            text = "".join(found)
     yield from _slices(text, masks, size, text)
 
 

@@ -185,14 +185,15 @@ _SHORT_IPV6 = re.compile(
 )
 
 
-_counted = re.compile(r"(?<![A-Za-z])(?i:versions?|release|section|chapter|v|§)[ :]{1,2}$").search  # what has numbers with points
-_COUNTED_MAX = 11  # characters, with one before them
+# What has numbers with points, from its end to its beginning, which may be behind an escape.
+_counted = re.compile(r"[ :]{1,2}(?i:s?noisrev|esaeler|noitces|retpahc|v|§)(?:(?![A-Za-z])|(?=[nrtbf]\\))").match
+_COUNTED_MAX = 12  # characters, with two before them
 _COUNTED_LAST = frozenset("nNsSeErRvV§ :")  # the last character of them, or one of two behind it
 
 
 def _v4(found: "re.Match[str]", point: int, end: int) -> tuple[int, int] | None:
     start, text = point - (found.lastindex or 0), found.string
-    if start > 1 and text[start - 2] in _COUNTED_LAST and _counted(text[max(start - _COUNTED_MAX, 0) : start]):
+    if start > 1 and text[start - 1] in " :" and text[start - 2] in _COUNTED_LAST and _counted(text[max(start - _COUNTED_MAX, 0) : start][::-1]):
         return None
     return start, end
 

@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 from sluicegate.core import escapes
 from sluicegate.core.escapes import Read, read_in_steps
 
-# As they are defined, for the whole text at once: without slashes, and with them.
-ESCAPES = re.compile(r"(?<!\\)\\{1,8}u((?:0[0-5]|20)[0-9A-Fa-f]{2})"), re.compile(r"(?<!\\)\\{1,8}(?:/|u((?:0[0-5]|20)[0-9A-Fa-f]{2}))")
-PIECES = ["\\", "\\\\\\\\", "u0040", "/", "u20aC", "u1234", "a", "é", "u00", "40", "\\u0041", "\\" * 9]
+# As they are defined, for the whole text at once: without slashes, and with them (and with backslashes).
+LETTERS = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f", '"': '"', "/": "/", "\\": "\\"}
+NUMBER = "u((?:0[0-5]|20)[0-9A-Fa-f]{2})"
+ESCAPES = re.compile(rf'(?<!\\)\\{{1,8}}(?:[nrtbf"]|{NUMBER})'), re.compile(rf'(?<!\\)(?:\\{{1,8}}(?:[nrtbf"/]|{NUMBER})|\\{{2,8}}(?=[^\\]))')
+PIECES = ["\\", "\\\\\\\\", "u0040", "/", "u20aC", "u1234", "a", "é", "u00", "40", "\\u0041", "\\" * 9, "n", "\\t", '\\"', "\\\\b", "f", "u000b"]
 TEXTS = st.lists(st.sampled_from(PIECES), max_size=40).map("".join)
 
 
@@ -30,6 +32,8 @@ def read(text: str, slashes: bool) -> Read | None:
 @example("\\" * 60 + "/", True, 20)
 @example("a" * 12 + "\\" * 9 + "/", True, 20)
 @example("a" * 12 + "\\" * 8 + "u0040/", False, 14)
+@example("a" * 12 + "\\" * 4 + "\\n", True, 14)
+@example("a" * 12 + "\\" * 3 + "u00", True, 14)
 def test_steps_change_nothing(text: str, slashes: bool, step: int) -> None:
     """However long a step is, the same is read, and every place is where it is in the whole text."""
     with pytest.MonkeyPatch.context() as patch:
@@ -38,7 +42,7 @@ def test_steps_change_nothing(text: str, slashes: bool, step: int) -> None:
     expected, places, done = "", list[int](), 0
     for escape in ESCAPES[slashes].finditer(text):
         places += range(done, escape.start() + 1)
-        expected += text[done : escape.start()] + (chr(int(escape[1], 16)) if escape[0][-1] != "/" else "/")
+        expected += text[done : escape.start()] + (chr(int(escape[1], 16)) if escape[1] else LETTERS[escape[0][-1]])
         done = escape.end()
     places += range(done, len(text) + 1)
     if not ESCAPES[slashes].search(text):
@@ -52,6 +56,6 @@ def test_steps_change_nothing(text: str, slashes: bool, step: int) -> None:
 
 def test_a_step_is_short() -> None:
     """No step is longer than STEP and what an escape is, also in a text of nothing but backslashes."""
-    for text in ("\\" * 50_000, r"\/" * 25_000, "\\u0041" * 9_000):
+    for text in ("\\" * 50_000, r"\/" * 25_000, r"\n" * 25_000, "\\\\a" * 17_000, "\\u0041" * 9_000):
         count = sum(1 for _ in read_in_steps(text, slashes=True))
         assert len(text) / (escapes.STEP + 13) <= count <= len(text) / escapes.STEP + 1

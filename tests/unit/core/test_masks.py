@@ -106,3 +106,6 @@ def test_time_is_linear_on_hostile_text(unit: str) -> None:
 def test_escapes_of_json_hide_no_shape() -> None:
     """In an error text either."""
     assert mask(r'{"k": "sk\u002dproj-abcdefghij"}') == '{"k": "[API_KEY]"}'
+    for begin in (r"x\n", r"x\\n", r"\r\n\t", r"\\\"", r"\u000a"):
+        for secret, name in (("ghp_" + "a1" * 9, "API_KEY"), ("gsk_" + "a1" * 9, "API_KEY"), ("AKIAIOSFODNN7EXAMPLE", "AWS_KEY"), (KEY, "API_KEY")):
+            assert mask(f'{{"message":"{begin}{secret}"}}') == f'{{"message":"{begin}[{name}]"}}'

@@ -1,5 +1,6 @@
 """Texts without what rules find in them: the same whatever the slices are, the same when done twice, in a time that is linear in the text."""
 
+import json
 import re
 import time
 
@@ -14,11 +15,11 @@ from support_hostile import HARMLESS, HOSTILE, JWT, KEY, PEM, SECRETS
 PIECES = st.sampled_from(
     [text for _, text in SECRETS]
     + list(HARMLESS)
-    + [*HOSTILE, KEY * 20, JWT + "x" * 900, "x" * 500, "4111 " * 30, r"\u0040", r"\\u002d", r"\/", r"\u", "@", "+49", "/"]
+    + [*HOSTILE, KEY * 20, JWT + "x" * 900, "x" * 500, "4111 " * 30, r"\u0040", r"\\u002d", r"\/", r"\u", r"\n", r"\\t", r"\"", "@", "+49", "/"]
 )
 TEXTS = st.lists(st.one_of(PIECES, st.text(max_size=5), st.sampled_from(["", " ", "\n", ".", ", ", '"', "="])), max_size=30).map("".join)
 WITHOUT_CLUES = Masks(rule._replace(clues=()) for rule in BUILT_IN)
-WITHOUT_CLUES.slashes, WITHOUT_CLUES.escape = BUILT_IN.slashes, BUILT_IN.escape
+WITHOUT_CLUES.as_written = BUILT_IN.as_written
 RULES = rules_of([("STAFF", r"\bE-[0-9]{3,6}\b"), ("WORD", "[a-z]{2,5}x")])
 
 
@@ -37,6 +38,62 @@ def test_slices_change_nothing(text: str, step: int) -> None:
     """However a text is cut into slices, the same is masked."""
     for masks in (BUILT_IN, RULES):
         assert sliced(text, masks, REACH + step) == masked(text, masks) == sliced(text, masks, 10**6)
+
+
+ESCAPED = [r"\n", r"\r\n", r"\t", r"\b", r"\f", r"\"", r"\/", r"\\n", r"\\\\r", r"\\\"", r"\u000a", r"\n\u00e9 \t"]
+
+
+@pytest.mark.parametrize("escape", ESCAPED)
+@pytest.mark.parametrize(("name", "secret"), SECRETS)
+def test_escapes_are_read(name: str, secret: str, escape: str) -> None:
+    """What is behind an escape of JSON, or between two, is masked as behind the character that it stands for; the escapes stay."""
+    assert masked(f'{{"a":"x{escape}{secret}"}}', BUILT_IN) == f'{{"a":"x{escape}[{name}]"}}'
+    assert masked(f"{escape}{secret}{escape}b", RULES) == f"{escape}[{name}]{escape}b"
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(
+        st.sampled_from([secret for _, secret in SECRETS] + [one for one in HARMLESS if "\\" not in one and "§" not in one] + ["E-1234", "\u20ac", "1"]), max_size=12
+    ),
+    st.lists(st.sampled_from(["\n", "\r\n", "\t", "\b", "\f", '"', "\n\n", " \\ "]), min_size=1, max_size=4),
+    st.integers(1, 3),
+    st.booleans(),
+)
+def test_json_of_a_text(parts: list[str], between: list[str], times: int, ascii_only: bool) -> None:
+    """Masking a text written as JSON, also more than once, leaves the JSON of what masking the text leaves."""
+    text = "".join([between[at % len(between)] + part for at, part in enumerate(parts)])
+    for masks in (BUILT_IN, RULES):
+        written = text
+        for _ in range(times):
+            written = json.dumps(written, ensure_ascii=ascii_only)
+        found = masked(written, masks)
+        for _ in range(times):
+            found = json.loads(found)
+        assert found == masked(text, masks)
+
+
+def test_rules_with_quotes_and_backslashes() -> None:
+    """A pattern of the configuration may have these, and is found where JSON escapes them."""
+    masks = rules_of([("STAFF", r'"staff": ?"[a-z]{1,20}"'), ("LOGIN", r"CORP\\[a-z]{1,20}")])
+    text = json.dumps({"x": json.dumps({"staff": "bob"}), "y": "CORP\\joe"})
+    assert masked(text, masks) == r'{"x": "{[STAFF]}", "y": "[LOGIN]"}'
+
+
+@pytest.mark.parametrize("key", ["r8_", "fw_", "nvapi-", "tgp_", "rk_live_"])
+def test_what_only_seems_an_escape(key: str) -> None:
+    """What begins with the letter of an escape is found behind a backslash, too: with it, or behind it. A path stays as it is."""
+    assert masked(rf"C:\{key}abcdefghij0123456789", BUILT_IN) == r"C:[API_KEY]"
+    assert masked(r"CORP\nick: CORP\joe", rules_of([("LOGIN", r"CORP\\[a-z]{1,20}")])) == "[LOGIN]: [LOGIN]"
+    for text in (r"C:\new\table\bin \frac{1}{2}", rf"C:\\new\\{key}x"):
+        assert masked(text, BUILT_IN) == masked(text, RULES) == text
+
+
+def test_escapes_alone_are_harmless() -> None:
+    """Code and JSON, with nothing in them, are seen to be harmless at a glance; with a secret behind an escape they are not."""
+    code = r'print("a\tb\n", {"k": "v\\n"}); re.compile("\\b[a-z]+\\s")' + "\n"
+    assert BUILT_IN.harmless(code * 9)
+    assert not BUILT_IN.harmless(code + r"\n10.1.2.3")
 
 
 @settings(max_examples=150, deadline=None)
