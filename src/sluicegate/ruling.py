@@ -8,7 +8,7 @@ searched in slices, the loop getting a turn between them.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -31,11 +31,24 @@ _SHAPERS: dict[str, Callable[[Speech, str], Shaper]] = {  # by the client's dial
     "openai_responses": ruled_responses.Shaper,
     "anthropic_messages": ruled_messages.Shaper,
 }
-_SHAPES = {"openai_chat": "response_format", "openai_responses": "text", "anthropic_messages": "output_config"}  # where an answer is asked to be JSON
+# Where an answer is asked to have a form, and how.
+_SHAPES = {
+    "openai_chat": "response_format",
+    "openai_completions": "response_format",
+    "openai_responses": "text",
+    "anthropic_messages": "output_config",
+}
+_FORMS = (b"json", b"grammar", b"regex", b"ebnf", b"structural_tag")
+_FORMED = frozenset((
+    "output_format", "structured_outputs", "guided_json", "guided_regex", "guided_grammar", "guided_choice", "guided_json_object", "json_schema",
+    "grammar", "regex", "ebnf", "format",
+))  # fmt: skip
+_UNSAID = (b"null", b'""', b"false", b"{}")
 
 TURN = 0.001  # seconds that a turn of the loop takes, about
 
 _encode = msgspec.json.Encoder().encode
+_decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 async def ask(trip: Trip, plan: Plan, rules: ContentRules, request: Request, size: int, learned: Learned) -> Request:
@@ -173,7 +186,7 @@ def over(trip: Trip, rules: ContentRules, via: Via, request: Request) -> Via:
     new = _SHAPERS.get(trip.dialect.NAME)
     if new is None:  # of embeddings, which say nothing
         return via
-    disclaimer = "" if _is_shaped(trip.dialect.NAME, request) else rules.disclaimer
+    disclaimer = rules.disclaimer if rules.disclaimer and not _is_shaped(trip.dialect.NAME, request.fields) else ""
     return Ruled(via, lambda: new(Speech(rules, trip.acted), disclaimer), request)
 
 
@@ -199,7 +212,15 @@ def refuse(attempt: Attempt) -> None:
         raise reject.content_policy(attempt.via.refused, "output")
 
 
-def _is_shaped(dialect: str, request: Request) -> bool:
-    """The answer is asked to be JSON, which a disclaimer would break."""
-    fields, name = request.fields, _SHAPES.get(dialect, "")
-    return (name in fields and b"json" in bytes(fields[name])) or "output_format" in fields
+def _is_shaped(dialect: str, fields: Mapping[str, msgspec.Raw]) -> bool:
+    """The answer is asked to be JSON, or of another form that a disclaimer would break; `extra_body` is read as the body is."""
+    while True:
+        asked = bytes(fields.get(_SHAPES[dialect], b""))
+        if asked and any(form in asked for form in _FORMS):
+            return True
+        if not _FORMED.isdisjoint(fields) and any(bytes(fields[name]) not in _UNSAID for name in _FORMED.intersection(fields)):
+            return True
+        more = bytes(fields.get("extra_body", b""))
+        if more[:1] != b"{":
+            return False
+        fields = _decode_fields(more)

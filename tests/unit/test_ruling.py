@@ -7,6 +7,7 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from sluicegate import ruling
@@ -289,3 +290,28 @@ async def test_an_ordinary_long_answer_keeps_its_bytes() -> None:
     via, told = await answered(trip(), rules, answer)
     assert via.steps is None
     assert told == answer.replace(b'word "', b'word \\n\\nNo advice."')
+
+
+@pytest.mark.parametrize(
+    ("fields", "noted"),
+    [
+        ({}, True),
+        ({"response_format": {"type": "text"}, "guided_json": None, "format": "", "structured_outputs": {}}, True),
+        ({"response_format": {"type": "json_object"}}, False),
+        ({"response_format": {"type": "grammar", "grammar": "root ::= x"}}, False),
+        ({"guided_json": {"type": "object"}}, False),
+        ({"guided_choice": ["a", "b"]}, False),
+        ({"structured_outputs": {"json": {}}}, False),
+        ({"grammar": "root ::= x"}, False),
+        ({"format": "json"}, False),
+        ({"extra_body": {"guided_json": {"type": "object"}}}, False),
+        ({"extra_body": {"extra_body": {"top_k": 5}}}, True),
+        ({"extra_body": 5}, True),
+    ],
+)
+async def test_an_answer_that_is_asked_to_have_a_form_gets_no_disclaimer(fields: dict[str, Any], noted: bool) -> None:
+    """Which would break it; in whichever way it is asked for."""
+    request = SimpleNamespace(fields={name: msgspec.Raw(json.dumps(value).encode()) for name, value in fields.items()}, stream=False)
+    via = ruling.over(trip(), ContentRules((Rules("a", disclaimer="No advice."),)), openai_chat, request)  # type: ignore[arg-type]
+    told = via.read_answer(whole_answer("openai_chat", "{}")).body
+    assert (b"No advice." in told) is noted
