@@ -64,6 +64,7 @@ async def ask(trip: Trip, plan: Plan, rules: ContentRules, request: Request, siz
     if rules.force or rules.ceilings:
         fields = dict(fields)
         trip.changed = parameters.changed(trip.dialect.NAME, fields, rules.force, rules.ceilings)
+        request.effort_most = parameters.most_effort(rules.force, rules.ceilings)
     if rules.prompts:
         if not changed and not trip.changed and (ruled := begun(trip.dialect.NAME, request, rules.prompts)) is not None:
             return ruled
@@ -72,6 +73,7 @@ async def ask(trip: Trip, plan: Plan, rules: ContentRules, request: Request, siz
     if not changed and not trip.changed:
         return request
     ruled = trip.dialect.read_request(_encode(fields))
+    ruled.effort_most = request.effort_most
     if trip.include:
         telling.prepare(ruled, trip.dialect.NAME, trip.include)
     return ruled

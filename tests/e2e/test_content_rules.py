@@ -39,9 +39,11 @@ journal: {directory}/journal/
 resilience: {{retries: 0}}
 providers:
   mock: {{provider: mock, base_url: {mock.url}/v1}}
+  chats: {{dialect: openai, base_url: {mock.url}/v1}}
   anthropic: {{provider: anthropic, base_url: {mock.url}, api_key: sk-ant-of-the-operator}}
 models:
   chat: {{deployments: [{{provider: mock, model: mock-model, price: {{input: 1, output: 2}}}}], max_output: 4096}}
+  foreign: {{deployments: [{{provider: chats, model: mock-model, price: {{input: 1, output: 2}}}}], max_output: 4096}}
   claude: {{deployments: [{{provider: anthropic, model: claude-sonnet-4-5, price: {{input: 1, output: 2}}}}], max_output: 4096}}
 rules:
   banned: [{{name: secret, pattern: hush-hush}}]
@@ -61,6 +63,7 @@ tenants:
       prompted:
         rules: {{system_prompt: Be kind., force: {{temperature: 0.25}}, ceilings: {{max_tokens: 4, n: 2}}}}
         keys: [{{name: it, key: sk-prompted, rules: {{system_prompt: Be brief.}}}}]
+      quiet: {{rules: {{ceilings: {{reasoning_effort: none}}}}, keys: [{{name: it, key: sk-quiet}}]}}
       small:
         rules: {{max_input_tokens: 50, max_input: 2KB}}
         keys: [{{name: it, key: sk-small}}]
@@ -257,3 +260,14 @@ def test_the_largest_input_is_refused_before_the_call(gateway: Gateway, mock: Mo
     assert (status, body["error"]["sluicegate"]["rule"]) == (413, "max_input")
     assert mock.stats()["total"]["requests"] == before
     assert gateway.chat("sk-small", "word " * 10)[0] == 200
+
+
+@pytest.mark.parametrize("body", [{"output_config": {"effort": "max"}}, {"thinking": {"type": "enabled", "budget_tokens": 2000}}])
+def test_a_ceiling_of_no_thinking_holds_in_another_dialect(gateway: Gateway, mock: Mock, body: dict[str, Any]) -> None:
+    """What messages have no word for is said to a chat in its own; who says nothing of thinking is left alone."""
+    url = gateway.base_url + "/messages"
+    asked = {"model": "foreign", "max_tokens": 4000, "messages": SAID}
+    assert call(url, {**asked, **body}, "sk-quiet")[0] == 200
+    assert last_sent(mock)["reasoning_effort"] == "none"
+    assert call(url, asked, "sk-quiet")[0] == 200
+    assert "reasoning_effort" not in last_sent(mock)

@@ -12,7 +12,9 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
+from sluicegate.core.efforts import Effort
 from sluicegate.core.usage import Usage, merge
+from sluicegate.dialects import efforts
 from sluicegate.dialects.content import Begin, Piece, Prompt, Reply
 from sluicegate.dialects.form import Answer, Event, Request, Target
 
@@ -128,6 +130,8 @@ class Between:
     def write_request(self, request: Request, target: Target) -> bytes:
         """Raises Inexpressible, BadRequest."""
         prompt = self._client_content.read_prompt(request)
+        if request.effort_most:
+            efforts.bind(prompt, Effort(request.effort_most))
         body = self._provider_content.write_prompt(prompt, request, target)
         self.left_out = [name for name in prompt.left_out if _NAME.fullmatch(name)]
         return body

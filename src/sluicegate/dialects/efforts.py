@@ -1,4 +1,4 @@
-"""How hard a model is to think, under whichever names a request says it, and the ceiling on that (core/efforts.py).
+"""How hard a model is to think, under whichever names a request says it: the ceiling on that (core/efforts.py), and what goes where it is forced.
 
 Vendors have words (`reasoning_effort`, `reasoning.effort`, `output_config.effort`, `thinking_level`), numbers of tokens (`thinking.budget_tokens`,
 `reasoning.max_tokens`, `thinking_budget`), and switches; in the body itself, in `extra_body`, in objects of their own, with underscores or capitals:
@@ -9,6 +9,8 @@ Vendors have words (`reasoning_effort`, `reasoning.effort`, `output_config.effor
 
 A word that is not known, and a value of another kind, count as above every ceiling. Where thinking is turned on and no size is said beside it, one is
 put there. Where nothing is said at all, nothing is put in: whether the model thinks, and whether it takes the parameter, only its provider knows.
+
+What is lowered in the client's own words says less in those of another dialect, which may have other ones: so translations are bound once more.
 """
 
 from collections.abc import Mapping
@@ -17,15 +19,19 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from sluicegate.core.efforts import UNSAID, Effort
+from sluicegate.core.efforts import LEAST, UNSAID, Effort, effort_for
+from sluicegate.dialects.content import Prompt
 
 # Names of fields, in small letters, without underscores.
 _WORDS = frozenset(("effort", "reasoningeffort", "thinkinglevel"))
-_BUDGETS = frozenset(("budgettokens", "reasoningbudget", "thinkingbudget", "thinkingbudgettokens", "thinkingtokenbudget"))
-_THINKING = frozenset(("reasoning", "thinking"))  # a word, a switch, or an object
-_OBJECTS = frozenset(("chattemplatekwargs", "generationconfig", "google", "outputconfig", "thinkingconfig")) | _THINKING
+_BUDGETS = frozenset(("budgettokens", "maxthinkingtokens", "reasoningbudget", "thinkingbudget", "thinkingbudgettokens", "thinkingtokenbudget"))
+_THINKING = frozenset(("reasoning", "think", "thinking"))  # a word, a switch, or an object
+_AROUND = frozenset(("chattemplatekwargs", "generationconfig", "google", "outputconfig", "vllmxargs"))  # have other members, too
+_OBJECTS = _AROUND | _THINKING | {"thinkingconfig"}
 _BODY = "extrabody"  # is read as if it were the body
-_READ = _WORDS | _BUDGETS | _OBJECTS | {_BODY, "enablethinking"}
+_SAYING = _WORDS | _BUDGETS | _THINKING | {"enablethinking", "thinkingconfig"}
+_SAYING_INSIDE = frozenset(("enabled", "maxtokens", "type"))  # of `reasoning`
+_READ = _SAYING | _AROUND | {_BODY}
 _ON = frozenset(("adaptive", "auto", "enabled"))  # types of `thinking`
 _KNOWN = {effort.value: effort for effort in Effort}
 
@@ -43,6 +49,50 @@ def lowered(dialect: str, fields: dict[str, Any], most: Effort, budget: int | No
     for name in {path.partition(".")[0] for path in lowering.changed}:
         fields[name] = Raw(_encode(told[name]))
     return list(lowering.changed)
+
+
+def taken_out(dialect: str, fields: dict[str, Any], own: str) -> list[str]:
+    """Takes everything out that says it, but for what stands where the dialect has it (own: a path). The paths of what was taken out."""
+    told = {name: _decode(raw) for name, raw in fields.items() if _plain(name) in _READ}
+    gone: list[str] = []
+    for name in list(told):
+        before = len(gone)
+        if dialect != "anthropic_messages" or name != "thinking" or _has_budget(told[name]):  # else it says whether, and how hard stands beside it
+            _take_out(told, name, "", "", own, gone)
+        if len(gone) > before:
+            fields.pop(name)
+            fields |= {name: Raw(_encode(told[name]))} if name in told else {}
+    return gone
+
+
+def _take_out(holder: dict[str, Any], name: str, path: str, inside: str, own: str, gone: list[str]) -> None:
+    value, plain, here = holder[name], _plain(name), path + name
+    if value is None or here == own:
+        return
+    if isinstance(value, dict) and (plain in _AROUND or plain in ("reasoning", _BODY)):
+        before = len(gone)
+        for each in list(value):
+            _take_out(value, each, f"{here}.", plain, own, gone)
+        if not value and len(gone) > before:
+            del holder[name]
+    elif plain in _SAYING or (inside == "reasoning" and plain in _SAYING_INSIDE):
+        del holder[name]
+        gone.append(here)
+
+
+def _has_budget(thinking: Any) -> bool:
+    return isinstance(thinking, dict) and any(_plain(name) in _BUDGETS for name in thinking)
+
+
+def bind(prompt: Prompt, most: Effort) -> None:
+    """Holds a request to a ceiling that goes to a provider of another dialect, where it says anything of thinking: in words, which all have."""
+    budget = prompt.thinking_budget or 0
+    if not (prompt.effort or prompt.thinking or budget):
+        return
+    if most is Effort.NONE:
+        prompt.effort, prompt.thinking, prompt.thinking_budget = most.value, "off", None
+    elif prompt.thinking != "off" and not prompt.effort and (budget or most < UNSAID):
+        prompt.effort = min(most, effort_for(max(budget, LEAST)) if budget else UNSAID).value
 
 
 def _plain(name: str) -> str:
@@ -82,15 +132,18 @@ class _Lowering:
             self._set(holder, name, path, False)
 
     def _word(self, holder: dict[str, Any], name: str, path: str, inside: str) -> None:
-        value = holder[name]
+        value, plain = holder[name], _plain(name)
         effort = _KNOWN.get(value.lower()) if isinstance(value, str) else None
-        if self._most is not Effort.MAX and (effort is None or effort > self._most):
-            told = self._most
-            if inside == "outputconfig":  # Anthropic has none below
-                told = max(told, Effort.LOW)
-            elif _plain(name) == "thinkinglevel":  # Google has no others
-                told = min(max(told, Effort.MINIMAL), Effort.HIGH)
-            self._set(holder, name, path, told.value)
+        if self._most is Effort.MAX or (effort is not None and effort <= self._most):
+            return
+        told = self._most
+        if inside == "outputconfig" and self._dialect == "anthropic_messages":  # which has none below
+            told = max(told, Effort.LOW)
+        elif plain == "thinkinglevel":  # Google has no others
+            told = min(max(told, Effort.MINIMAL), Effort.HIGH)
+        elif plain == "think":  # Ollama neither
+            told = min(max(told, Effort.LOW), Effort.HIGH)
+        self._set(holder, name, path, False if plain == "think" and self._most is Effort.NONE else told.value)
 
     def _tokens(self, holder: dict[str, Any], name: str, path: str, inside: str) -> None:
         value, most = holder[name], self._budget

@@ -63,6 +63,7 @@ class Request(msgspec.Struct, gc=False):
     own_prompts: int = 0  # texts of its own that a provider may put before the model: on the use of tools, on the shape of the answer
     tariff: str = ""  # what it asks for that may have a price of its own (tariffs.py); "": nothing
     hosted: tuple[Hosted, ...] = ()  # tools that the provider is to run; then the input is unbounded, too
+    effort_most: str = ""  # how hard a model may think at most, by content rules; "": as hard as it is told (core/efforts.py)
     shown: bool = True  # where a provider shows all output as it is made, it does so for this request, and shows nothing else
 
 

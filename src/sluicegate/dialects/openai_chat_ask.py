@@ -6,6 +6,7 @@ message of the user. Thinking stays behind, but for a provider that wants its ow
 cache on their own.
 """
 
+import re
 from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
@@ -35,6 +36,8 @@ from sluicegate.dialects.openai_request import as_known
 
 _NO_ARGUMENTS = Raw(b'{"type":"object","properties":{}}')
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+# Models of OpenAI's that always think: gpt-5 itself, those before it, gpt-oss. Later ones have `none`.
+_LEAST = re.compile(r"(?:^|/)(?:(?P<minimal>gpt-5(?:-mini|-nano)?(?:-20[0-9-]+)?$)|o[134](?:-|$)|gpt-5-codex|gpt-oss)")
 
 _encode = msgspec.json.Encoder().encode
 
@@ -59,7 +62,7 @@ def write_prompt(prompt: Prompt, request: Request, target: Target) -> bytes:
         "seed": prompt.seed,
         "presence_penalty": prompt.presence_penalty,
         "frequency_penalty": prompt.frequency_penalty,
-        "reasoning_effort": prompt.effort or None,
+        "reasoning_effort": _effort(prompt.effort, target.model) or None,
         "user": prompt.user or None,
     }
     fields |= {name: value for name, value in tuned.items() if value is not None}
@@ -78,6 +81,13 @@ def write_prompt(prompt: Prompt, request: Request, target: Target) -> bytes:
         if target.stream_usage:
             fields["stream_options"] = {"include_usage": True}
     return _encode(fields)
+
+
+def _effort(effort: str, model: str) -> str:
+    """The least that a model has, where it cannot do without: https://platform.openai.com/docs/guides/reasoning."""
+    if effort == "none" and (least := _LEAST.search(model)) is not None:
+        return "minimal" if least["minimal"] else "low"
+    return effort
 
 
 def _messages(messages: list[Message], thoughts: str) -> list[dict[str, Any]]:

@@ -12,7 +12,9 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
+from sluicegate.core.efforts import Effort
 from sluicegate.dialects import efforts
+from sluicegate.dialects.form import BadRequest
 from sluicegate.dialects.openai_request import CAPS
 
 _COMMON = ("temperature", "top_p", "top_k", "presence_penalty", "frequency_penalty", "seed", "stop", "n", "max_output", "service_tier")
@@ -34,18 +36,11 @@ _CAP = ("max_tokens",)
 _ANSWERS = ("n", "best_of", "n_cmpl")
 _NESTED = "extra_body"  # may have the same fields; caps and numbers of answers are refused there (openai_request.py)
 _SAMPLING = frozenset(("temperature", "top_p", "top_k", "presence_penalty", "frequency_penalty", "seed", "stop", "top_logprobs", "service_tier"))
-_TEMPLATE = tuple(("chat_template_kwargs", name) for name in ("enable_thinking", "thinking", "thinking_budget", "reasoning_effort"))
 _OTHERS = {  # other spellings of what is forced, as paths; whichever is the dialect's own is none
     "max_output": tuple((name,) for name in CAPS),
     "n": tuple((name,) for name in _ANSWERS),
     "seed": (("random_seed",),),
-    "reasoning_effort": (
-        ("reasoning_effort",), ("reasoning", "effort"), ("reasoning", "max_tokens"), ("reasoning", "enabled"), ("thinking",), ("thinking_budget",),
-        ("enable_thinking",), ("output_config", "effort"), *_TEMPLATE, ("google", "thinking_config"), (_NESTED, "google", "thinking_config"),
-        (_NESTED, "reasoning_effort"), (_NESTED, "reasoning"), (_NESTED, "thinking"), (_NESTED, "thinking_budget"), (_NESTED, "enable_thinking"),
-        *((_NESTED, *path) for path in _TEMPLATE),
-    ),
-}  # fmt: skip
+}
 _UNLESS_SAID = {"temperature": 1.0, "top_p": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}  # what providers take
 _EFFORT = "reasoning_effort"
 
@@ -55,7 +50,20 @@ _decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
 
 
 def changed(dialect: str, fields: dict[str, Any], force: Mapping[str, Any], ceilings: Mapping[str, Any]) -> list[str]:
-    """Forces parameters, then lowers what is above its ceiling. The names of the fields that were not so before."""
+    """Forces parameters, then lowers what is above its ceiling. The names of the fields that were not so before. Raises BadRequest."""
+    try:
+        return _changed(dialect, fields, force, ceilings)
+    except RecursionError:
+        raise BadRequest("The body is nested too deeply.") from None
+
+
+def most_effort(force: Mapping[str, Any], ceilings: Mapping[str, Any]) -> str:
+    """How hard a model may think that gets the request in another dialect; "" where there is no bound."""
+    words = [Effort(of[_EFFORT]) for of in (force, ceilings) if of.get(_EFFORT, Effort.MAX) != Effort.MAX]
+    return min(words).value if words else ""
+
+
+def _changed(dialect: str, fields: dict[str, Any], force: Mapping[str, Any], ceilings: Mapping[str, Any]) -> list[str]:
     known = _KNOWN.get(dialect, frozenset())
     names: dict[str, None] = {}
     for name, value in force.items():
@@ -73,8 +81,12 @@ def changed(dialect: str, fields: dict[str, Any], force: Mapping[str, Any], ceil
 
 def _forced(dialect: str, fields: dict[str, Any], name: str, value: Any) -> list[str]:
     path = _NAMES.get((dialect, name), _CAP if name == "max_output" else (name,))
+    if name == _EFFORT and dialect == "anthropic_messages" and value < Effort.LOW:  # which has no words for it
+        value, path = (Effort.LOW, path) if value > Effort.NONE else ({"type": "disabled"}, ("thinking",))
     spelled = _OTHERS.get(name, ()) + (((_NESTED, path[0]),) if name in _SAMPLING else ())
-    others = [".".join(other) for other in spelled if other != path and _taken_out(dialect, fields, other)]
+    others = [".".join(other) for other in spelled if other != path and _taken_out(fields, other)]
+    if name == _EFFORT:
+        others += efforts.taken_out(dialect, fields, ".".join(path))
     if len(path) == 1:
         if _value(fields, path[0]) == (list(value) if isinstance(value, tuple) else value):
             return others
@@ -88,29 +100,23 @@ def _forced(dialect: str, fields: dict[str, Any], name: str, value: Any) -> list
     return [".".join(path), *others]
 
 
-def _taken_out(dialect: str, fields: dict[str, Any], path: tuple[str, ...]) -> bool:
+def _taken_out(fields: dict[str, Any], path: tuple[str, ...]) -> bool:
     """Whether a spelling was there. A member goes by itself, and its object with the last one."""
     field = path[0]
     if field not in fields:
         return False
     value = bytes(fields[field])
-    if path == ("thinking",) and dialect == "anthropic_messages" and not _has_budget(value):
-        return False  # whether a model thinks is said there, and how hard beside it
     if len(path) > 1 and value[:1] == b"{":
         members = _decode_fields(value)
-        if not _taken_out(dialect, members, path[1:]):
+        if not _taken_out(members, path[1:]):
             return False
         if members:
             fields[field] = Raw(_encode(members))
             return True
-    elif len(path) > 1 and (field != "reasoning" or value == b"null"):  # which is also a word, or true
+    elif len(path) > 1:
         return False
     del fields[field]
     return True
-
-
-def _has_budget(thinking: bytes) -> bool:
-    return thinking[:1] == b"{" and "budget_tokens" in _decode_fields(thinking)
 
 
 def _lowered(dialect: str, fields: dict[str, Any], name: str, most: Any) -> list[str]:

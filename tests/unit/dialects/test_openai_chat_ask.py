@@ -97,6 +97,19 @@ def test_parts() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("model", "effort"),
+    [
+        ("gpt-5.1", "none"), ("gpt-5.2-codex", "none"), ("qwen3", "none"), ("gpt-5", "minimal"), ("openai/gpt-5-mini-2025-08-07", "minimal"),
+        ("o3", "low"), ("o4-mini", "low"), ("gpt-5-codex", "low"), ("openai/gpt-oss-120b", "low"),
+    ],
+)  # fmt: skip
+def test_models_that_always_think_are_told_the_least(model: str, effort: str) -> None:
+    """Where they would refuse to be told not to."""
+    body = asked(Prompt([user(Text("x"))], effort="none"), Target(model, None, "max_tokens", stream_usage=True))
+    assert body["reasoning_effort"] == effort
+
+
 @pytest.mark.parametrize("part", [Document("https://a.test/b.pdf"), ToolUse("c", "f", "{}"), Refusal("no"), Thinking("t")])
 def test_parts_that_cannot_be_asked(part: Part) -> None:
     """A document by its URL, and what only an answer can hold."""

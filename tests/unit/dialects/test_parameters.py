@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 from sluicegate.core.efforts import Effort, both
-from sluicegate.dialects.form import Target
-from sluicegate.dialects.parameters import changed
+from sluicegate.dialects.form import BadRequest, Target
+from sluicegate.dialects.parameters import changed, most_effort
 from sluicegate.dialects.registry import between
 from support_ruled import MODULES
 
@@ -50,7 +50,7 @@ def applied(dialect: str, body: dict[str, Any], force: dict[str, Any], ceilings:
             {"reasoning": "high", "extra_body": {"google": {"thinking_config": {"thinking_budget": 9}, "a": 1}}},
             {"reasoning_effort": "low"},
             {"extra_body": {"google": {"a": 1}}, "reasoning_effort": "low"},
-            ["reasoning_effort", "reasoning.effort", "extra_body.google.thinking_config"],
+            ["reasoning_effort", "reasoning", "extra_body.google.thinking_config"],
         ),
         (
             "openai_chat",
@@ -65,7 +65,7 @@ def applied(dialect: str, body: dict[str, Any], force: dict[str, Any], ceilings:
             {"reasoning": {"effort": "high", "max_tokens": 9, "summary": "auto"}, "reasoning_effort": "high", "thinking": {"budget_tokens": 9}},
             {"reasoning_effort": "low"},
             {"reasoning": {"effort": "low", "summary": "auto"}},
-            ["reasoning.effort", "reasoning_effort", "reasoning.max_tokens", "thinking"],
+            ["reasoning.effort", "reasoning.max_tokens", "reasoning_effort", "thinking"],
         ),
         (
             "anthropic_messages",
@@ -191,6 +191,12 @@ BIG = {"type": "enabled", "budget_tokens": 30_000}
             ["output_config.effort", "thinking.budget_tokens"],
         ),
         ("openai_completions", {"reasoning_effort": "high"}, {"reasoning_effort": "high"}, []),
+        (
+            "openai_chat",
+            {"think": "max", "max_thinking_tokens": 9999, "vllm_xargs": {"thinking_budget": 5000, "x": 1}},
+            {"think": "low", "max_thinking_tokens": 1024, "vllm_xargs": {"thinking_budget": 1024, "x": 1}},
+            ["think", "max_thinking_tokens", "vllm_xargs.thinking_budget"],
+        ),
     ],
 )
 def test_thinking_is_lowered_whoever_names_it(dialect: str, body: dict[str, Any], told: dict[str, Any], names: list[str]) -> None:
@@ -203,6 +209,7 @@ def test_thinking_is_lowered_whoever_names_it(dialect: str, body: dict[str, Any]
     [
         ("openai_chat", {"thinking": {"type": "enabled"}}, {"thinking": {"type": "enabled"}, "reasoning_effort": "low"}, ["reasoning_effort"]),
         ("openai_chat", {"thinking": True}, {"thinking": True, "reasoning_effort": "low"}, ["reasoning_effort"]),
+        ("openai_chat", {"think": True}, {"think": True, "reasoning_effort": "low"}, ["reasoning_effort"]),
         ("openai_chat", {"reasoning": {"enabled": True}}, {"reasoning": {"enabled": True, "effort": "low"}}, ["reasoning.effort"]),
         (
             "openai_chat",
@@ -243,6 +250,8 @@ def test_thinking_without_a_size_gets_the_ceiling(dialect: str, body: dict[str, 
         ("openai_chat", {"reasoning": {"max_tokens": 9}, "thinking": True}, {"reasoning": {}, "thinking": False}),
         ("openai_chat", {"enable_thinking": True, "thinking_budget": 9}, {"enable_thinking": False, "thinking_budget": 0}),
         ("openai_chat", {"chat_template_kwargs": {"enable_thinking": True}}, {"chat_template_kwargs": {"enable_thinking": False}}),
+        ("openai_chat", {"think": "high"}, {"think": False}),
+        ("openai_chat", {"think": True, "output_config": {"effort": "max"}}, {"think": False, "output_config": {"effort": "none"}}),
         ("anthropic_messages", {"thinking": BIG}, {"thinking": {"type": "disabled"}}),
         (
             "anthropic_messages",
@@ -261,6 +270,48 @@ def test_high_ceilings_leave_what_is_below_them() -> None:
     for dialect, body in (("anthropic_messages", {"thinking": {"type": "adaptive"}}), ("openai_chat", {"thinking": True, "reasoning": "high"})):
         assert applied(dialect, body, {}, {"reasoning_effort": "high", "thinking_budget": 24_576}) == ([], body)
     assert applied("openai_chat", {"reasoning_effort": "odd", "thinking_budget": 9}, {}, {"reasoning_effort": "max"})[0] == []
+
+
+SPELLED: list[tuple[dict[str, Any], dict[str, Any]]] = [  # and what is left of it
+    *[({name: 9}, {}) for name in ("thinking_token_budget", "reasoning_budget", "thinkingBudget", "budget_tokens", "max_thinking_tokens")],
+    *[({name: "high"}, {}) for name in ("reasoningEffort", "think", "thinking_level", "effort")],
+    ({"think": True}, {}),
+    ({"google": {"thinkingConfig": {"thinkingBudget": 9}}}, {}),
+    ({"generation_config": {"thinking_config": {"thinking_budget": 9}, "x": 1}}, {"generation_config": {"x": 1}}),
+    ({"vllm_xargs": {"thinking_budget": 9, "x": 1}}, {"vllm_xargs": {"x": 1}}),
+    ({"reasoning": {"enabled": True, "exclude": True}}, {"reasoning": {"exclude": True}}),
+    ({"reasoning": True, "enable_thinking": True, "output_config": {"effort": "max"}}, {}),
+    ({"chat_template_kwargs": {"thinking": True, "x": 1}}, {"chat_template_kwargs": {"x": 1}}),
+    ({"google": "x", "chat_template_kwargs": {}, "x": {"effort": "high"}}, {"google": "x", "chat_template_kwargs": {}, "x": {"effort": "high"}}),
+]
+
+
+@pytest.mark.parametrize(("said", "left"), SPELLED, ids=range(len(SPELLED)))
+@pytest.mark.parametrize("around", [0, 1, 2])
+def test_what_has_a_ceiling_in_any_spelling_is_taken_out_where_it_is_forced(said: dict[str, Any], left: dict[str, Any], around: int) -> None:
+    """One list serves both, in the body and in what is read as one; what else stands beside it stays."""
+    for _ in range(around):
+        said, left = {"extra_body": said}, {"extra_body": left} if left else {}
+    names, told = applied("openai_chat", said, {"reasoning_effort": Effort.LOW}, {})
+    assert told == left | {"reasoning_effort": "low"}
+    assert (len(names) > 1) == (said != left)
+    if said != left:
+        assert applied("openai_chat", said, {}, NOTHING)[0] != []
+
+
+@pytest.mark.parametrize(("word", "told"), [("minimal", {"output_config": {"effort": "low"}}), ("none", {"thinking": {"type": "disabled"}})])
+def test_what_messages_have_no_word_for_is_forced_as_they_say_it(word: str, told: dict[str, Any]) -> None:
+    """The least that there is, and no thinking at all."""
+    body = {"output_config": {"effort": "max"}, "thinking": BIG}
+    assert applied("anthropic_messages", body, {"reasoning_effort": Effort(word)}, {})[1] == told
+
+
+@pytest.mark.parametrize(("force", "ceilings"), [({"reasoning_effort": Effort.LOW}, {}), ({}, LOW)])
+def test_a_body_that_is_nested_very_deeply_is_refused(force: dict[str, Any], ceilings: dict[str, Any]) -> None:
+    """It is no error of the gateway's."""
+    deep = msgspec.Raw(b'{"extra_body":' * 2_000 + b'{"think":true}' + b"}" * 2_000)
+    with pytest.raises(BadRequest):
+        changed("openai_chat", {"extra_body": deep}, force, ceilings)
 
 
 def test_an_effort_that_is_forced_is_under_its_ceiling() -> None:
@@ -284,13 +335,14 @@ def test_all_of_the_most_likely_tokens_are_above_every_ceiling(said: Any, told: 
     assert applied("openai_chat", {"top_k": said}, {}, {"top_k": 40})[1] == {"top_k": told}
 
 
-def sent(client: str, provider: str, model: str, ceilings: dict[str, Any], **body: Any) -> Any:
+def sent(client: str, provider: str, model: str, ceilings: dict[str, Any], force: Any = None, **body: Any) -> Any:
     """The body that a provider of another dialect gets of a client's request under ceilings."""
     dialect: Any = MODULES[client]
     base = {"openai_responses": {"input": "hi"}}.get(client, {"messages": [{"role": "user", "content": "hi"}]})
     fields = msgspec.json.decode(json.dumps({"model": "m", "max_tokens": 60_000, **base, **body}).encode(), type=dict[str, msgspec.Raw])
-    changed(client, fields, {}, ceilings)
+    changed(client, fields, force or {}, ceilings)
     request = dialect.read_request(msgspec.json.encode(fields))
+    request.effort_most = most_effort(force or {}, ceilings)
     return json.loads(between(client, provider, request, "r", 1).write_request(request, Target(model, 60_000, "max_tokens", True)))
 
 
@@ -323,3 +375,51 @@ def test_a_ceiling_on_thinking_holds_in_other_dialects(client: str, body: dict[s
 def test_a_ceiling_on_thinking_of_messages_holds_at_chats(body: dict[str, Any]) -> None:
     """Where the client says that the model is to think."""
     assert sent("anthropic_messages", "openai_chat", "gpt-5", both({"reasoning_effort": Effort.LOW}), **body)["reasoning_effort"] == "low"
+
+
+SAYING = [
+    {"output_config": {"effort": "max"}},
+    {"thinking": {"type": "adaptive"}},
+    {"thinking": BIG},
+    {"thinking": BIG, "output_config": {"effort": "low"}},
+]
+
+
+@pytest.mark.parametrize("body", SAYING)
+@pytest.mark.parametrize(("ceilings", "force"), [(NOTHING, {}), ({}, {"reasoning_effort": Effort.NONE})], ids=["ceiling", "forced"])
+def test_no_thinking_of_messages_is_none_at_others(body: dict[str, Any], ceilings: dict[str, Any], force: dict[str, Any]) -> None:
+    """In their own words, which have one for it: and not the least that messages have."""
+    assert sent("anthropic_messages", "openai_chat", "gpt-5.1", ceilings, force, **body)["reasoning_effort"] == "none"
+    assert sent("anthropic_messages", "ollama", "qwen3", ceilings, force, **body)["think"] is False
+
+
+@pytest.mark.parametrize(
+    "body", [{"reasoning_effort": "max"}, {"thinking": BIG}, {"thinking": {"type": "adaptive"}}, {"reasoning": {"enabled": True}}]
+)
+def test_no_thinking_of_chats_is_none_at_others(body: dict[str, Any]) -> None:
+    """However a client turns it on."""
+    assert sent("openai_chat", "anthropic_messages", NEW, NOTHING, **body)["thinking"] == {"type": "disabled"}
+    assert sent("openai_chat", "ollama", "qwen3", NOTHING, **body)["think"] is False
+
+
+@pytest.mark.parametrize("body", SAYING[:3])
+def test_a_budget_or_a_switch_is_bound_in_words_too(body: dict[str, Any]) -> None:
+    """Where a provider has no budgets; one that is enough for less stays less."""
+    assert sent("anthropic_messages", "openai_chat", "gpt-5", both({"reasoning_effort": Effort.MEDIUM}), **body)["reasoning_effort"] == "medium"
+    assert sent("anthropic_messages", "ollama", "qwen3", LOW, **body)["think"] == "low"
+    small = {"type": "enabled", "budget_tokens": 1_024}
+    assert sent("anthropic_messages", "openai_chat", "gpt-5", both({"reasoning_effort": Effort.HIGH}), thinking=small)["reasoning_effort"] == "low"
+
+
+def test_where_nothing_is_said_of_thinking_nothing_is_put_in() -> None:
+    """Nor where there is no ceiling."""
+    assert "reasoning_effort" not in sent("anthropic_messages", "openai_chat", "gpt-4o", NOTHING)
+    assert "think" not in sent("anthropic_messages", "ollama", "qwen3", NOTHING)
+    for body in ({"thinking": {"type": "disabled"}}, {"thinking": BIG}):
+        assert "reasoning_effort" not in sent("anthropic_messages", "openai_chat", "gpt-4o", {}, **body)
+
+
+def test_the_lower_of_what_is_forced_and_its_ceiling_is_the_most() -> None:
+    """And there may be none."""
+    assert most_effort({"reasoning_effort": "high"}, {"reasoning_effort": Effort.LOW}) == "low"
+    assert most_effort({"temperature": 1}, {"reasoning_effort": Effort.MAX}) == ""
