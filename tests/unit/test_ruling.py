@@ -71,6 +71,15 @@ async def test_an_escaped_phrase_in_a_tool_is_found() -> None:
     assert (rejected.value.status, rejected.value.code, rejected.value.detail) == (400, "content_policy", {"rule": "p", "on": "input"})
 
 
+async def test_a_ceiling_on_thinking_goes_with_the_request() -> None:
+    """For providers of another dialect, whether or not anything else is changed."""
+    low = (("reasoning_effort", "low"), ("thinking_budget", 1024))
+    for rules in (Rules("a", ceilings=low), Rules("a", ceilings=low, system_prompt="Be kind."), Rules("a", force=low[:1])):
+        told = await asked(trip(), ContentRules((rules,)), messages=[{"role": "user", "content": "Hi"}])
+        assert told.effort_most == "low"
+    assert (await asked(trip(), MASK, messages=[{"role": "user", "content": "Hi"}])).effort_most == ""
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [
@@ -255,6 +264,8 @@ BLOCK = {"type": "text", "text": "a bomb"}
         (openai_chat, {"choices": [SAID | {"message": {"content": ""}}]}, True),
         (openai_completions, {"choices": [{"index": 0, "text": "a bomb", "logprobs": None, "finish_reason": "stop"}]}, True),
         (openai_chat, {"id": "a bomb", "choices": [SAID]}, False),
+        (openai_chat, {"usage": {"completion_tokens": 2}, "choices": [SAID]}, True),
+        (anthropic_messages, {"usage": {"output_tokens": 2}, "content": [{"text": "a bomb", "type": "text"}]}, True),
         (openai_chat, {"choices": [SAID, SAID | {"index": 1}]}, False),
         (openai_chat, {"choices": [SAID | {"message": {"content": "a bomb", "reasoning": "a bomb"}}]}, False),
         (openai_chat, {"choices": [SAID | {"message": {"content": "x", "odd": "a bomb"}}]}, False),

@@ -131,7 +131,7 @@ class Between:
         """Raises Inexpressible, BadRequest."""
         prompt = self._client_content.read_prompt(request)
         if request.effort_most:
-            efforts.bind(prompt, Effort(request.effort_most))
+            efforts.bind(prompt, request.fields, Effort(request.effort_most))
         body = self._provider_content.write_prompt(prompt, request, target)
         self.left_out = [name for name in prompt.left_out if _NAME.fullmatch(name)]
         return body

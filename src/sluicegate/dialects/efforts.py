@@ -24,7 +24,9 @@ from sluicegate.dialects.content import Prompt
 
 # Names of fields, in small letters, without underscores.
 _WORDS = frozenset(("effort", "reasoningeffort", "thinkinglevel"))
-_BUDGETS = frozenset(("budgettokens", "maxthinkingtokens", "reasoningbudget", "thinkingbudget", "thinkingbudgettokens", "thinkingtokenbudget"))
+_BUDGETS = frozenset((
+    "budgettokens", "maxreasoningtokens", "maxthinkingtokens", "reasoningbudget", "thinkingbudget", "thinkingbudgettokens", "thinkingtokenbudget",
+))  # fmt: skip
 _THINKING = frozenset(("reasoning", "think", "thinking"))  # a word, a switch, or an object
 _AROUND = frozenset(("chattemplatekwargs", "generationconfig", "google", "outputconfig", "vllmxargs"))  # have other members, too
 _OBJECTS = _AROUND | _THINKING | {"thinkingconfig"}
@@ -84,14 +86,14 @@ def _has_budget(thinking: Any) -> bool:
     return isinstance(thinking, dict) and any(_plain(name) in _BUDGETS for name in thinking)
 
 
-def bind(prompt: Prompt, most: Effort) -> None:
+def bind(prompt: Prompt, fields: dict[str, Any], most: Effort) -> None:
     """Holds a request to a ceiling that goes to a provider of another dialect, where it says anything of thinking: in words, which all have."""
     budget = prompt.thinking_budget or 0
-    if not (prompt.effort or prompt.thinking or budget):
-        return
+    said = prompt.effort or prompt.thinking or budget
     if most is Effort.NONE:
-        prompt.effort, prompt.thinking, prompt.thinking_budget = most.value, "off", None
-    elif prompt.thinking != "off" and not prompt.effort and (budget or most < UNSAID):
+        if said or taken_out("", dict(fields), ""):  # be it in a way that is not translated
+            prompt.effort, prompt.thinking, prompt.thinking_budget = most.value, "off", None
+    elif said and prompt.thinking != "off" and not prompt.effort and (budget or most < UNSAID):
         prompt.effort = min(most, effort_for(max(budget, LEAST)) if budget else UNSAID).value
 
 
@@ -154,6 +156,7 @@ class _Lowering:
         else:  # where it has to be more than nothing
             del holder[name]
             self.changed[path + name] = None
+            holder |= {"enabled": False} if inside == "reasoning" else {} if "type" in holder else {"type": "disabled"}
 
     def _sized(self, fields: dict[str, Any], name: str, path: str) -> None:
         """Says how much, where thinking is turned on without a word of that."""

@@ -247,7 +247,8 @@ def test_thinking_without_a_size_gets_the_ceiling(dialect: str, body: dict[str, 
         ("openai_chat", {"reasoning_effort": "low"}, {"reasoning_effort": "none"}),
         ("openai_chat", {"thinking": BIG}, {"thinking": {"type": "disabled"}}),
         ("openai_chat", {"reasoning": {"enabled": True, "max_tokens": 9}}, {"reasoning": {"enabled": False}}),
-        ("openai_chat", {"reasoning": {"max_tokens": 9}, "thinking": True}, {"reasoning": {}, "thinking": False}),
+        ("openai_chat", {"reasoning": {"max_tokens": 9}, "thinking": True}, {"reasoning": {"enabled": False}, "thinking": False}),
+        ("openai_chat", {"thinking": {"budget_tokens": 9}}, {"thinking": {"type": "disabled"}}),
         ("openai_chat", {"enable_thinking": True, "thinking_budget": 9}, {"enable_thinking": False, "thinking_budget": 0}),
         ("openai_chat", {"chat_template_kwargs": {"enable_thinking": True}}, {"chat_template_kwargs": {"enable_thinking": False}}),
         ("openai_chat", {"think": "high"}, {"think": False}),
@@ -393,11 +394,16 @@ def test_no_thinking_of_messages_is_none_at_others(body: dict[str, Any], ceiling
     assert sent("anthropic_messages", "ollama", "qwen3", ceilings, force, **body)["think"] is False
 
 
-@pytest.mark.parametrize(
-    "body", [{"reasoning_effort": "max"}, {"thinking": BIG}, {"thinking": {"type": "adaptive"}}, {"reasoning": {"enabled": True}}]
-)
+CHATS: list[dict[str, Any]] = [
+    {"reasoning_effort": "max"}, {"thinking": BIG}, {"thinking": {"type": "adaptive"}}, {"reasoning": {"enabled": True}}, {"think": "high"},
+    {"enable_thinking": True}, {"output_config": {"effort": "max"}}, {"extra_body": {"google": {"thinking_config": {"thinking_budget": 9}}}},
+    {"reasoning": {"max_tokens": 9}}, {"thinking": {"budget_tokens": 9}},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("body", CHATS, ids=range(len(CHATS)))
 def test_no_thinking_of_chats_is_none_at_others(body: dict[str, Any]) -> None:
-    """However a client turns it on."""
+    """However a client turns it on, also in a way that nobody translates."""
     assert sent("openai_chat", "anthropic_messages", NEW, NOTHING, **body)["thinking"] == {"type": "disabled"}
     assert sent("openai_chat", "ollama", "qwen3", NOTHING, **body)["think"] is False
 
@@ -415,6 +421,7 @@ def test_where_nothing_is_said_of_thinking_nothing_is_put_in() -> None:
     """Nor where there is no ceiling."""
     assert "reasoning_effort" not in sent("anthropic_messages", "openai_chat", "gpt-4o", NOTHING)
     assert "think" not in sent("anthropic_messages", "ollama", "qwen3", NOTHING)
+    assert "think" not in sent("openai_chat", "ollama", "qwen3", NOTHING, extra_body={"a": 1}, chat_template_kwargs={})
     for body in ({"thinking": {"type": "disabled"}}, {"thinking": BIG}):
         assert "reasoning_effort" not in sent("anthropic_messages", "openai_chat", "gpt-4o", {}, **body)
 
