@@ -13,7 +13,7 @@ some to others, what was read is what goes out.
 """
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from itertools import groupby
 from typing import Any, Protocol
 
@@ -281,22 +281,18 @@ def written(event: RawEvent, data: Any) -> bytes:
     return (b"event: %b\n" % event.event.encode() if event.event else b"") + b"data: %b\n\n" % encoded(data)
 
 
-Names = Sequence[tuple[bytes, int]]
+def alone(before: bytes, braces: int, last: int, *above: bytes) -> bool:
+    """Whether no name that leads to a text is given twice: of two the last is read, so the others stand before it. braces: that are open there, if
+    nothing was closed. last: how often the name stands there that is next to the text. above: the other names."""
+    return b"\\" not in before and last == 1 and (before.count(b"{") == braces or all([before.count(name) == 1 for name in above]))
 
 
-def reworded(speech: Speech, disclaimer: str, data: bytes, said: bytes, names: Names) -> bytes | None:
+def reworded(speech: Speech, disclaimer: str, data: bytes, said: bytes, is_alone: Callable[[bytes], bool]) -> bytes | None:
     """An answer that says one text and nothing else, as its client may read it; b"" if that is as it came. None: it cannot be changed so. said: that
-    text in JSON. names: those that lead to it, and how often they stand in such an answer: oftener, and there is another text."""
+    text in JSON. is_alone: of what stands before it (`alone`)."""
     around = data.split(said) if said[:1] == b'"' else ()
-    if len(around) != 2:
+    if len(around) != 2 or (speech.acts and not is_alone(around[0])):
         return None
-    if speech.acts:
-        before, behind = around
-        if b"\\" in before or b"\\" in behind:
-            return None
-        for name, count in names:
-            if before.count(name) + behind.count(name) != count:
-                return None
     text = _decode_text(said)
     if len(text) > speech.at_once and not speech.clear(text):
         return None

@@ -12,7 +12,7 @@ from msgspec import Meta, Raw, Struct
 from sluicegate.core.content_rules import BETWEEN
 from sluicegate.core.speech import Channel, Speech, Steps
 from sluicegate.dialects.openai_body import int_or
-from sluicegate.dialects.ruled import decoded, encoded, pieces, reading, reworded, written
+from sluicegate.dialects.ruled import alone, decoded, encoded, pieces, reading, reworded, written
 from sluicegate.dialects.sse import RawEvent
 
 
@@ -67,11 +67,17 @@ class _Answer(Struct, gc=False):
 
 _decode_chunk = msgspec.json.Decoder(_Chunk).decode
 _decode_answer = msgspec.json.Decoder(_Answer).decode
-_CONTENT_NAMES = ((b'"choices"', 1), (b'"message"', 1), (b'"content"', 1))
-_TEXT_NAMES = ((b'"choices"', 1), (b'"text"', 1))
 _CALLS = ("tool_calls", "function_call")
 _PARTS = ("content", "thinking")  # where there may be a list of them
 _SAID = ("content", "text")  # where the client reads the answer itself
+
+
+def _is_content_alone(before: bytes) -> bool:
+    return alone(before, 3, before.count(b'"content"'), b'"choices"', b'"message"')
+
+
+def _is_text_alone(before: bytes) -> bool:
+    return alone(before, 2, before.count(b'"text"'), b'"choices"')
 
 
 class Shaper:
@@ -100,7 +106,7 @@ class Shaper:
             said = bytes(choice.text)
             if said and content:
                 return None
-            return reworded(self.speech, self._disclaimer, data, said or content, _TEXT_NAMES if said else _CONTENT_NAMES)
+            return reworded(self.speech, self._disclaimer, data, said or content, _is_text_alone if said else _is_content_alone)
         except (ValueError, RecursionError):
             return None
 

@@ -16,7 +16,7 @@ from sluicegate.core.speech import Speech, Steps
 from sluicegate.dialects.anthropic_messages import event_bytes
 from sluicegate.dialects.anthropic_thinking import UNSIGNED
 from sluicegate.dialects.openai_body import int_or
-from sluicegate.dialects.ruled import decoded, joined, pieces, reading, reworded, whole, written
+from sluicegate.dialects.ruled import alone, decoded, joined, pieces, reading, reworded, whole, written
 from sluicegate.dialects.sse import RawEvent
 
 _CHANGES = {"text": "text_delta", "thinking": "thinking_delta", "partial_json": "input_json_delta"}
@@ -34,8 +34,12 @@ class _Answer(Struct, gc=False):
     content: Annotated[list[_Block], Meta(max_length=1, min_length=1)]
 
 
-_NAMES = ((b'"content"', 1), (b'"text"', 2))  # of which one is the block's type
 _decode_answer = msgspec.json.Decoder(_Answer).decode
+
+
+def _is_alone(before: bytes) -> bool:
+    typed = b'"type":"text"' in before or b'"type": "text"' in before
+    return alone(before, 2, before.count(b'"text"') - typed, b'"content"')
 
 
 class Shaper:
@@ -61,7 +65,7 @@ class Shaper:
     def usual(self, data: bytes) -> bytes | None:
         """An answer of the usual shape."""
         try:
-            return reworded(self.speech, self._disclaimer, data, bytes(_decode_answer(data).content[0].text), _NAMES)
+            return reworded(self.speech, self._disclaimer, data, bytes(_decode_answer(data).content[0].text), _is_alone)
         except (ValueError, RecursionError):
             return None
 

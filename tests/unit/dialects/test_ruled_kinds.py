@@ -211,6 +211,9 @@ ALONE = '{"choices":[{"index":0,"message":{"role":"assistant","content":"ok"}}]}
         ("openai_completions", '{"choices":[{"index":0,"text":"a bomb","text":"ok"}]}'),
         ("anthropic_messages", '{"type":"message","content":[{"type":"text","text":"a bomb"}],"content":[{"type":"text","text":"ok"}]}'),
         ("anthropic_messages", '{"type":"message","content":[{"type":"text","text":"a bomb","text":"ok"}]}'),
+        ("anthropic_messages", '{"type":"message","content":[{"text":"a bomb","text":"ok","type":"text"}]}'),
+        ("anthropic_messages", '{"usage":{},"content":[{"type":"text","text":"a bomb"}],"content":[{"type":"text","text":"ok"}]}'),
+        ("openai_chat", '{"usage":{},' + ALONE.replace('"message"', '"message":{"content":"a bomb"},"message"')[1:]),
         ("openai_responses", '{"output":[{"type":"message","content":[{"type":"output_text","text":"a bomb","text":"ok"}]}]}'),
     ],
 )
