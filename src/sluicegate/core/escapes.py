@@ -4,9 +4,9 @@
     read.text                                               # joe@example.com
     read.places([3, 4])                                     # 3, 9: before \\u0040 and behind it
 
-Only characters that rules know are read, slashes and backslashes where that is asked for (a text may be full of them, and few rules look for one); of
-a run of one to eight backslashes, which is as deep as JSON is inside of JSON; never from the middle of one. All else stays as it is. What only looks
-like an escape (a path with `\\new` in it) is read as one: whoever must not miss anything looks at the text as it is written, too.
+Slashes and backslashes are read where that is asked for (a text may be full of them, and few rules look for one). Escapes have a run of one to eight
+backslashes, which is as deep as JSON is inside of JSON; none begins in the middle of one. All else stays as it is. What only looks like an escape (a
+path with `\\new` in it) is read as one, too.
 
 Invariants: read in steps of STEP characters, each in a time that is linear in them; what is kept beside the text are two numbers for a step.
 """
@@ -18,23 +18,29 @@ from collections.abc import Generator
 from itertools import accumulate, count, repeat
 from operator import add, sub
 
-_NUMBER = "u(?:0[0-5]|20)[0-9A-Fa-f]{2}"
+_NUMBER = "u[0-9A-Fa-f]{4}"
 _MOST = re.compile(rf'(\\(?<!\\\\)\\{{0,7}}(?:[nrtbf"]|{_NUMBER}))')
 _ESCAPE = re.compile(rf'(\\(?<!\\\\)\\{{0,7}}(?:[nrtbf"/]|{_NUMBER}|(?<=\\\\)(?=[^\\])))')
 _ESCAPE_MAX = 13  # characters
 _behind_run = re.compile(r"(?:\\{0,8}[^\\])?").match  # a run of backslashes that could begin an escape, or be one, and what follows it
 _NUMBERED = 5  # characters, from the `u` on
+_KEPT_BELOW = 0x100
 LETTERS = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f"}
 _SIMPLE = [("\\" + letter, character) for letter, character in (*LETTERS.items(), ('"', '"'))]
 STEP = 1_024  # characters
 
 
 class _Read(dict[str, str]):
-    """What escapes are read as. There are not many."""
+    """What escapes are read as; those are kept that are often there, of which there are not many."""
 
     def __missing__(self, escape: str) -> str:
-        last = escape[-1]
-        self[escape] = character = chr(int(escape[-4:], 16)) if escape[-_NUMBERED : 1 - _NUMBERED] == "u" else LETTERS.get(last, last)
+        if escape[-_NUMBERED : 1 - _NUMBERED] != "u":
+            self[escape] = character = LETTERS.get(escape[-1], escape[-1])
+            return character
+        number = int(escape[-4:], 16)
+        character = chr(number) if not 0xD800 <= number < 0xE000 else "\ufffd"  # each half of a pair
+        if number < _KEPT_BELOW:
+            self[escape] = character
         return character
 
 

@@ -27,13 +27,19 @@ _SHORTENED_TO = 8  # characters of a secret's beginning by which a shortened one
 _KEPT_MAX = 256  # credentials whose patterns are kept
 _LEFT_OUT = r"(?:…|[*.•xX]{3})[A-Za-z0-9_\-+/=]{0,24}?"  # what stands for the beginning of a shortened one, and what may follow before its end
 
+_EMPHASIS = [rf"(?<![A-Za-z0-9_\]]){underscores}" for underscores in ("_", "__")]  # of Markdown, which is part of no name
+
 
 def begins(literal: str, before: str = "A-Za-z0-9_") -> str:
-    """A literal text where a word begins: behind none of `before`, or behind a percent-encoded character. The literal comes first,
-    since a search for one is fast."""
-    escaped = re.escape(literal)
-    borders = (rf"(?<![{before}]{escaped})(?<![A-Z]\]{escaped})", rf"(?<=%[0-9A-Fa-f][0-9A-Fa-f]{escaped})")
-    return f"{escaped}(?:{'|'.join(borders)})"
+    """A literal text where a word begins: behind none of `before`, behind what Markdown emphasizes with, or behind a percent-encoded character. The
+    literal comes first, since a search for one is fast."""
+    return f"{re.escape(literal)}{_begun(re.escape(literal), before)}"
+
+
+def _begun(escaped: str, before: str = "A-Za-z0-9_") -> str:
+    """Whether a word begins before this, behind which it stands."""
+    borders = [rf"(?<![{before}]{escaped})(?<![A-Z]\]{escaped})", rf"(?<=%[0-9A-Fa-f][0-9A-Fa-f]{escaped})"]
+    return f"(?:{'|'.join(borders + [rf'(?<={one}{escaped})' for one in _EMPHASIS])})"
 
 
 ENDS = r"(?![A-Za-z0-9_]|\[[A-Z][A-Z_]{1,20}\])"  # a word ends; a mask is a word, so that masking what is masked changes nothing
@@ -67,14 +73,14 @@ def _keys(least: int, characters: str, google: int, before: str = "A-Za-z0-9_") 
         _rule("API_KEY", begins("ya29.", before) + rf"[{characters}]{{{google}}}", ["ya29."], rest, ((DIGIT, r"9\.(?<=ya29\.)"),)),
         _rule(
             "API_KEY",
-            rf"gh(?<![A-Za-z0-9_]gh)[opsur]_[A-Za-z0-9]{{{least},255}}",
+            rf"gh{_begun('gh')}[opsur]_[A-Za-z0-9]{{{least},255}}",
             ["ghp_", "gho_", "ghs_", "ghu_", "ghr_"],
             clues=(("_", "(?<=gh[opsur]_)" + more),),
         ),
         _rule("API_KEY", begins("github_pat_") + rf"[A-Za-z0-9_]{{{least},255}}", ["github_pat_"], clues=(("_", "(?<=at_)" + more),)),
         _rule(
             "API_KEY",
-            rf"(?:(?<![A-Za-z0-9_])(?:{'|'.join(_VENDORS)})|{'|'.join(_SEEM_ESCAPED)})(?:[A-Za-z0-9]{{1,8}}[-_]){{0,2}}[A-Za-z0-9]{{16}}",
+            rf"(?:{'|'.join([*map(begins, _VENDORS), *_SEEM_ESCAPED])})(?:[A-Za-z0-9]{{1,8}}[-_]){{0,2}}[A-Za-z0-9]{{16}}",
             (*_VENDORS, *_SEEM_ESCAPED),
             rest,
             vendors,
@@ -137,6 +143,7 @@ _LOOSE_RULES = (
     _rule("AWS_KEY", rf"A(?<![A-Za-z]A)[KS]IA[{_ECHOED}]{{6}}", ["AKIA", "ASIA"], run_of(_ECHOED)),
     *_AWS[1:],
     *_keys(6, _ECHOED, 6, "A-Za-z"),
+    _rule("API_KEY", rf"sk{_begun('sk', 'A-Za-z')}%2[dD][{_ECHOED}]{{6}}", ["sk%2D", "sk%2d"], run_of(_ECHOED)),
     Rule("API_KEY", re.compile(rf"(?i:bearer|basic)(?:\s|%20|\+){{1,4}}([{_ECHOED}]{{6,400}}+)"), ("earer", "EARER", "asic", "ASIC"), _group),
     Rule("API_KEY", re.compile(_CALLED + r"([^\s&\"'\\<>,;)\[][^\s&\"'\\<>,;)]{0,400})"), ("=", "%3d", "%3D"), _group),
 )

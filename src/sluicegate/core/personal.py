@@ -51,7 +51,7 @@ def _address(found: "re.Match[str]", at: int, end: int) -> tuple[int, int] | Non
 # -- cards: ISO/IEC 7812 ----------------------------------------------------------------------------------------------------------------------
 
 _GAP = r"[ \-\u00a0\u2009\u202f]"
-_CARD_GAP = r"[ .\-\u00a0\u2009\u202f]"
+_CARD_GAP = r"[ .\-\u00a0\u2009\u2011\u2013\u202f]"
 _FOUR = "[0-9][0-9][0-9][0-9]"
 _CARD = re.compile(
     rf"([2-6](?<![A-Za-z0-9_.][2-6])[0-9][0-9][0-9])(?=({_CARD_GAP})(?:({_FOUR})\2({_FOUR})\2({_FOUR})(?:\2([0-9]{{1,3}}+){ENDS}|{ENDS})|([0-9]{{6}}\2[0-9]{{4,5}}){ENDS})"
@@ -59,7 +59,7 @@ _CARD = re.compile(
 )
 _THREE_FOURS = 15  # characters, with their gaps
 _IN_FOURS, _AND_MORE, _IN_THREE = 5, 6, 7  # groups: the last that matches tells how it is written
-_GAPS = str.maketrans(dict.fromkeys(" .-\u00a0\u2009\u202f"))
+_GAPS = str.maketrans(dict.fromkeys(" .-\u00a0\u2009\u2011\u2013\u202f"))
 
 
 def _digits_add_up() -> dict[str, int]:

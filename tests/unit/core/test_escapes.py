@@ -11,10 +11,35 @@ from sluicegate.core.escapes import Read, read_in_steps
 
 # As they are defined, for the whole text at once: without slashes, and with them (and with backslashes).
 LETTERS = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f", '"': '"', "/": "/", "\\": "\\"}
-NUMBER = "u((?:0[0-5]|20)[0-9A-Fa-f]{2})"
+NUMBER = "u([0-9A-Fa-f]{4})"
 ESCAPES = re.compile(rf'(?<!\\)\\{{1,8}}(?:[nrtbf"]|{NUMBER})'), re.compile(rf'(?<!\\)(?:\\{{1,8}}(?:[nrtbf"/]|{NUMBER})|\\{{2,8}}(?=[^\\]))')
-PIECES = ["\\", "\\\\\\\\", "u0040", "/", "u20aC", "u1234", "a", "é", "u00", "40", "\\u0041", "\\" * 9, "n", "\\t", '\\"', "\\\\b", "f", "u000b"]
+PIECES = [
+    "\\",
+    "\\\\\\\\",
+    "u0040",
+    "/",
+    "u20aC",
+    "u1234",
+    "ud83D",
+    "\\uDe00",
+    "a",
+    "é",
+    "u00",
+    "40",
+    "\\u0041",
+    "\\" * 9,
+    "n",
+    "\\t",
+    '\\"',
+    "\\\\b",
+    "f",
+    "u000b",
+]
 TEXTS = st.lists(st.sampled_from(PIECES), max_size=40).map("".join)
+
+
+def character(number: int) -> str:
+    return chr(number) if not 0xD800 <= number < 0xE000 else "\ufffd"
 
 
 def read(text: str, slashes: bool) -> Read | None:
@@ -42,7 +67,7 @@ def test_steps_change_nothing(text: str, slashes: bool, step: int) -> None:
     expected, places, done = "", list[int](), 0
     for escape in ESCAPES[slashes].finditer(text):
         places += range(done, escape.start() + 1)
-        expected += text[done : escape.start()] + (chr(int(escape[1], 16)) if escape[1] else LETTERS[escape[0][-1]])
+        expected += text[done : escape.start()] + (character(int(escape[1], 16)) if escape[1] else LETTERS[escape[0][-1]])
         done = escape.end()
     places += range(done, len(text) + 1)
     if not ESCAPES[slashes].search(text):

@@ -81,6 +81,9 @@ def test_what_is_no_secret_masks_nothing(header: bytes, value: bytes) -> None:
         ("token eyJhbGciOi...", "token [JWT]"),
         ("xai-abcdefghijklmnop1234", "[API_KEY]"),
         ("password=[API_KEY]", "password=[API_KEY]"),
+        ("?k=sk%2Dproj%2Dabc123&x", "?k=[API_KEY]&x"),
+        ("task%2Dforce", "task%2Dforce"),
+        ("?q=%0Aghp_abcdefgh1234", "?q=%0A[API_KEY]"),
     ],
 )
 def test_shapes_are_taken_loosely(text: str, expected: str) -> None:

@@ -51,12 +51,13 @@ def test_escapes_are_read(name: str, secret: str, escape: str) -> None:
     assert masked(f"{escape}{secret}{escape}b", RULES) == f"{escape}[{name}]{escape}b"
 
 
+WORDS = [*(secret for _, secret in SECRETS), *(one for one in HARMLESS if "\\" not in one and "§" not in one), "E-1234", "\u20ac", "日本", "😀", "1"]
+
+
 @settings(max_examples=150, deadline=None)
 @given(
-    st.lists(
-        st.sampled_from([secret for _, secret in SECRETS] + [one for one in HARMLESS if "\\" not in one and "§" not in one] + ["E-1234", "\u20ac", "1"]), max_size=12
-    ),
-    st.lists(st.sampled_from(["\n", "\r\n", "\t", "\b", "\f", '"', "\n\n", " \\ "]), min_size=1, max_size=4),
+    st.lists(st.sampled_from(WORDS), max_size=12),
+    st.lists(st.sampled_from(["\n", "\r\n", "\t", "\b", "\f", '"', "\n\n", " \\ ", "日", "😀"]), min_size=1, max_size=4),
     st.integers(1, 3),
     st.booleans(),
 )
@@ -71,6 +72,15 @@ def test_json_of_a_text(parts: list[str], between: list[str], times: int, ascii_
         for _ in range(times):
             found = json.loads(found)
         assert found == masked(text, masks)
+
+
+@pytest.mark.parametrize("key", [secret for name, secret in SECRETS if name in ("API_KEY", "JWT")])
+def test_emphasis(key: str) -> None:
+    """Keys are found where Markdown emphasizes them, and behind percent-encoded characters; not inside of a name."""
+    for before in ("_", "see __", "(_", "x%20"):
+        assert re.fullmatch(rf"{re.escape(before)}\[(API_KEY|JWT)\](_?\))?", masked(f"{before}{key}{'_)' if before == '(_' else ''}", BUILT_IN))
+    for before in ("a_", "a__", "1_", "___"):
+        assert masked(before + key, BUILT_IN).startswith(before + key[:4])
 
 
 def test_rules_with_quotes_and_backslashes() -> None:

@@ -86,7 +86,8 @@ def test_parts_of_something_longer(text: str) -> None:
         (r'"SecretAccessKey":"wJalrXUtnFEMI\/K7MDENG\/bPxRfiCYEXAMPLEKEY"', '"SecretAccessKey":"[AWS_KEY]"'),
         (r"\u002b49 151 23456789 or 4111\u00201111\u00201111\u00201111", "[PHONE] or [CARD]"),
         (r"\u00fc\u0040m\u00fcnchen.de", "[EMAIL]"),
-        (r"CORP\u1234@example.com \u0041\ud83d a\/b", r"CORP\[EMAIL] \u0041\ud83d a\/b"),
+        (r"CORP\u123@example.com \u0041\ud83d a\/b", r"CORP\[EMAIL] \u0041\ud83d a\/b"),
+        (r"\u65e5\u672cghp_0123456789abcdefghij \ud83d\ude004111111111111111", r"\u65e5\u672c[API_KEY] \ud83d\ude00[CARD]"),
         ("-----BEGIN PRIVATE KEY-----" + r"\nMIIE\/abc\u002b" * 900 + r"\n-----END PRIVATE KEY----- \u0041", r"[PRIVATE_KEY] \u0041"),
     ],
 )
