@@ -187,6 +187,9 @@ async def test_a_phrase_over_parts_of_a_message_is_found(before: str) -> None:
     with pytest.raises(Reject) as rejected:
         await asked(trip(), banned(Phrase("p", "bomb")), messages=[message(before + "b", "o", "mb")])
     assert rejected.value.code == "content_policy"
+    parts = [{"type": "text", "text": before + "a bo"}, {"type": "refusal", "refusal": "mb"}]
+    told = await asked(trip(), MASK, messages=[{"role": "assistant", "content": parts}, {"role": "user", "content": "Hi"}])
+    assert json.loads(bytes(told.fields["messages"]))[0]["content"] == [parts[0] | {"text": before + "a #"}, parts[1] | {"refusal": "#"}]
     words = banned(Phrase("w", "cat", "mask", words=True, mask="#"))
     assert texts(await asked(trip(), words, messages=[message(before + " cat", "fish")])) == [[before + " #", "fish"]]
     blocks = [{"type": "text", "text": "a bo"}, {"type": "text", "text": "mb"}]

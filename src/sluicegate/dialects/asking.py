@@ -32,6 +32,7 @@ _NO_TEXT = frozenset((  # fields anywhere, if what they hold is one word
     "format", "detail", "status", "data", "file_data", "url", "image_url", "b64_json",
 ))  # fmt: skip
 _ARGUMENTS = "arguments"
+_SAID = ("refusal", "text")  # where a part of content has its text
 _OF_TOOLS = ("tool", "function")  # roles whose name is that of a tool
 
 _decode = msgspec.json.Decoder(float_hook=lambda number: Raw(number.encode())).decode  # it stays as it is written
@@ -138,7 +139,7 @@ def _leaves(value: Any) -> Iterator[Leaf]:
 
 def _adjacent(value: Any, leaves: Sequence[Leaf]) -> list[list[int]]:
     """Parts of content with nothing between them but what is no text."""
-    numbers = {id(holder): number for number, (holder, place, _) in enumerate(leaves) if place == "text"}
+    numbers = {id(holder): number for field in _SAID for number, (holder, place, _) in enumerate(leaves) if place == field}
     found: list[list[int]] = []
     waiting = [value]
     while waiting:
@@ -146,7 +147,7 @@ def _adjacent(value: Any, leaves: Sequence[Leaf]) -> list[list[int]]:
         if isinstance(holder, list):
             runs: list[list[int]] = [[]]
             for each in holder:
-                if not isinstance(each, dict) or not isinstance(each.get("text"), str):
+                if not isinstance(each, dict) or not any(isinstance(each.get(field), str) for field in _SAID):
                     runs.append([])
                 elif id(each) in numbers:
                     runs[-1].append(numbers[id(each)])

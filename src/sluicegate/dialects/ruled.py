@@ -335,16 +335,32 @@ def reading(speech: Speech, value: Any) -> Steps[bool]:
 def joined(speech: Speech, parts: list[Any]) -> Steps[bool]:
     """Masks what stands in several parts side by side, as if their texts were one. Whether that changed anything."""
     changed = False
-    for kind, alike in groupby(parts, lambda part: part.get("type") if isinstance(part, dict) and isinstance(part.get("text"), str) else None):
+    for kind, alike in groupby(parts, _kind):
         run = list(alike)
         if kind is None or len(run) < 2:
             continue
-        texts = [part["text"] for part in run]
+        fields = [_text_field(part) for part in run]
+        texts = [part[field] for part, field in zip(run, fields, strict=True)]
         masked = yield from speech.joined(texts)
-        for part, old, told in zip(run, texts, masked, strict=True):
+        for part, field, old, told in zip(run, fields, texts, masked, strict=True):
             if told != old:
-                part["text"], changed = told, True
+                part[field], changed = told, True
+                if part.get("signature"):
+                    part["signature"] = ""  # which is that of another text
     return changed
+
+
+def _text_field(part: dict[str, Any]) -> str:
+    """Where a part has its text; "" if it has none."""
+    return next((name for name in ("text", "refusal", "thinking") if isinstance(part.get(name), str)), "")
+
+
+def _kind(part: Any) -> Any:
+    """Parts of one kind are read on from one to the next: answers and refusals are. None: it has no text."""
+    if not isinstance(part, dict) or not _text_field(part):
+        return None
+    kind = part.get("type")
+    return "text" if kind in ("output_text", "refusal") else kind
 
 
 def _are_texts(values: list[Any]) -> bool:

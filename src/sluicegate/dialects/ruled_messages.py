@@ -81,10 +81,13 @@ class Shaper:
             if masked:
                 changed = True
                 if block.get("signature"):
-                    block["signature"] = UNSIGNED
+                    block["signature"] = ""
         if isinstance(content, list):
             beside = yield from joined(self.speech, content)
             changed |= beside
+            for block in content if changed else ():
+                if isinstance(block, dict) and block.get("signature") == "":
+                    block["signature"] = UNSIGNED
         last = content[-1] if isinstance(content, list) and content else None
         return (isinstance(last, dict) and last.get("type") == "text" and self._disclaim(last, "text")) or changed
 

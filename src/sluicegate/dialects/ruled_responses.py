@@ -12,7 +12,7 @@ from typing import Any
 from sluicegate.core.content_rules import BETWEEN
 from sluicegate.core.speech import Channel, Speech, Steps
 from sluicegate.dialects.openai_body import int_or, text_of
-from sluicegate.dialects.openai_responses_output import BY_PART, KINDS, REASONING, SUMMARY, TEXT, Kind
+from sluicegate.dialects.openai_responses_output import BY_PART, KINDS, REASONING, REFUSAL, SUMMARY, TEXT, Kind
 from sluicegate.dialects.openai_responses_prompt import THINKING
 from sluicegate.dialects.retelling import Pieces
 from sluicegate.dialects.ruled import ARGUMENTS, LOGPROBS, TEXTS, decoded, encoded, reading, whole, written
@@ -21,7 +21,7 @@ from sluicegate.dialects.sse import RawEvent
 _ENDS = frozenset(("response.completed", "response.incomplete", "response.failed", "response.cancelled"))
 _ITEM_DONE = "response.output_item.done"
 _SOUND = "audio.delta"
-_JOINED = frozenset(kind.name for kind in (TEXT, REASONING, SUMMARY))  # of which parts that stand side by side are read as one
+_JOINED = frozenset(kind.name for kind in (TEXT, REFUSAL, REASONING, SUMMARY))  # of which parts that stand side by side are read as one
 _PLACES = ("content", "summary")  # where an item has its parts
 _ARGUED = "_arguments"  # how the names of texts end that are JSON
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from sluicegate.core.speech import at_once
+from sluicegate.dialects.anthropic_thinking import UNSIGNED
 from sluicegate.dialects.openai_responses_prompt import THINKING
 from support_ruled import events_of, mask, ruled, rules, shaped
 
@@ -222,3 +223,21 @@ def test_a_name_that_is_given_twice_hides_nothing(dialect: str, body: str) -> No
     told = ruled(dialect, BOMB, stream=False).read_answer(body.encode()).body
     assert b"ok" in told and b"bomb" not in told
     assert ruled(dialect, rules(mask("bomb", "report")), stream=False).read_answer(body.encode()).body == b""
+
+
+T, R = {"type": "output_text", "text": "a bo"}, {"type": "refusal", "refusal": "mb"}
+
+
+@pytest.mark.parametrize(("parts", "told"), [([R | {"refusal": "a bo"}, R], ["a #", "#"]), ([T, R], ["a #", "#"]), ([T, {"type": "image"}, R], None)])
+def test_a_phrase_over_parts_of_an_answer_and_of_a_refusal_is_found(parts: list[dict[str, Any]], told: list[str] | None) -> None:
+    """A reader reads on; a picture between them parts them."""
+    said = whole("openai_responses", {"output": [{"type": "message", "content": parts}]})["output"][0]["content"]
+    assert said == ([part | {list(part)[1]: text} for part, text in zip(parts, told, strict=True)] if told is not None else parts)
+
+
+def test_a_phrase_over_two_thoughts_is_found() -> None:
+    """Both lose their proof, and another keeps its own."""
+    thoughts = [{"type": "thinking", "thinking": text, "signature": "proof"} for text in ("a bo", "mb", "x")]
+    told = whole("anthropic_messages", {"type": "message", "content": [*thoughts, {"type": "text", "text": "ok"}]})["content"]
+    assert [block.get("thinking") for block in told] == ["a #", "#", "x", None]
+    assert [block.get("signature") for block in told] == [UNSIGNED, UNSIGNED, "proof", None]

@@ -17,8 +17,10 @@ from support_ruled import events_of, mask, ruled, rules, shaped
 NOTE = "This is no advice."
 BOMB = rules(mask("bomb"))
 ALL = ("part_added", "deltas", "text_done", "part_done", "item_done")
+FIELD = {"refusal": "refusal"}  # where a part has its text, if not in `text`
 KINDS = {  # item, part, where the parts stand, their number, text, part
     "text": ("message", "output_text", "content", "content_index", "response.output_text", "response.content_part"),
+    "refusal": ("message", "refusal", "content", "content_index", "response.refusal", "response.content_part"),
     "thought": ("reasoning", "reasoning_text", "content", "content_index", "response.reasoning_text", "response.content_part"),
     "summary": ("reasoning", "summary_text", "summary", "summary_index", "response.reasoning_summary_text", "response.reasoning_summary_part"),
 }
@@ -29,26 +31,27 @@ def told_by(
 ) -> Iterator[dict[str, Any]]:
     """The events of one item with these texts, each in pieces; of those that repeat a text only some. prefilled: parts begin with a piece."""
     item, part, inside, number, name, events = KINDS[kind]
+    field = FIELD.get(kind, "text")
     yield {"type": "response.output_item.added", "output_index": index, "item": {"id": f"i{index}", "type": item, inside: []}}
     for place, pieces in enumerate(texts):
         at = {"item_id": f"i{index}", "output_index": index, number: place}
         begun = pieces[0] if prefilled and pieces and "part_added" in tells else ""
         if "part_added" in tells:
-            yield {"type": f"{events}.added", **at, "part": {"type": part, "text": begun}}
+            yield {"type": f"{events}.added", **at, "part": {"type": part, field: begun}}
         if "deltas" in tells:
             yield from ({"type": f"{name}.delta", **at, "delta": piece} for piece in pieces[bool(begun) :])
         text = "".join(pieces)
         if "text_done" in tells:
-            yield {"type": f"{name}.done", **at, "text": text}
+            yield {"type": f"{name}.done", **at, field: text}
         if "part_done" in tells:
-            yield {"type": f"{events}.done", **at, "part": {"type": part, "text": text}}
+            yield {"type": f"{events}.done", **at, "part": {"type": part, field: text}}
     if "item_done" in tells:
         yield {"type": "response.output_item.done", "output_index": index, "item": whole_item(kind, texts, index)}
 
 
 def whole_item(kind: str, texts: Sequence[Sequence[str]], index: int = 0) -> dict[str, Any]:
     item, part, inside, *_ = KINDS[kind]
-    return {"id": f"i{index}", "type": item, inside: [{"type": part, "text": "".join(pieces)} for pieces in texts]}
+    return {"id": f"i{index}", "type": item, inside: [{"type": part, FIELD.get(kind, "text"): "".join(pieces)} for pieces in texts]}
 
 
 def stream(*told: dict[str, Any], output: Sequence[dict[str, Any]] = (), **more: Any) -> bytes:
@@ -70,18 +73,19 @@ def read(by: ContentRules, data: bytes, cuts: Sequence[int] = (), acted: set[str
 def texts_in(told: Sequence[dict[str, Any]], kind: str, count: int) -> dict[str, list[str]]:
     """All texts of an item's parts, by who tells them; pieces are what a client has put together when a part, or the stream, ends."""
     _, _, inside, number, name, events = KINDS[kind]
+    field = FIELD.get(kind, "text")
     found: dict[str, list[str]] = {"pieces": [""] * count}
     for each in told:
         match each["type"].removeprefix(name).removeprefix(events):
             case ".added":
-                found["pieces"][each[number]] += each["part"]["text"]
+                found["pieces"][each[number]] += each["part"][field]
             case ".delta":
                 found["pieces"][each[number]] += each["delta"]
             case ".done":
-                text = each["text"] if each["type"].startswith(name) else each["part"]["text"]
+                text = each[field] if each["type"].startswith(name) else each["part"][field]
                 found.setdefault(each["type"], [""] * count)[each[number]] = text
         for item in [each["item"]] if each["type"].endswith("item.done") else each.get("response", {}).get("output", []):
-            found[each["type"]] = [part["text"] for part in item[inside]]
+            found[each["type"]] = [part[field] for part in item[inside]]
     return found
 
 
