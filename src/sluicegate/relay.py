@@ -7,6 +7,7 @@ extended   the hold grows as the answer does; after a refusal, once `granted - s
            in the client's dialect with `finish_reason: "length"`.
 
 The last byte of a stream (its `[DONE]`, or a truncation) is not written here but left in `tail`: the gateway settles first.
+A stream that ends before any choice has begun, and without usage, has answered nothing, as an empty one: it has died.
 Nothing is written to the client before the first event with output, a finish or the end: until then the attempt may still move on.
 """
 
@@ -71,7 +72,7 @@ class Relay:
         self.ended: End = "open"
         self.truncated: Why = ""
         self.tail = b""  # what is left to write after the settle
-        self.has_output = False
+        self.has_output = self._begun = False  # the latter: an answer has, be it without output so far
         self.bad_events = self._reported = 0  # the latter: output that was there when the last report of usage came
         self._exchange = exchange
         self._call = call
@@ -215,33 +216,42 @@ class Relay:
         for event in events:
             if self._done or self.ended != "open":
                 return
-            raw, kind = event.raw, event.kind
-            if kind == "chunk":
+            if event.kind == "chunk":
                 self._note(event)
-                if hide_usage:
-                    raw = self._write_event(event, True)
-            elif kind == "done":
-                self._done, self.tail = True, raw
-                continue
-            elif kind == "error":
-                self._note(event)
-                self.failure, self.ended = event.failure, "died"
-                return
-            elif kind == "comment":
-                raw = self._write_event(event, False)
-            elif kind == "refused":
-                self.cut("policy")
-                return
-            elif kind == "bad":
-                self.bad_events += 1
-                meter.add_unreadable(raw.decode("utf-8", "replace"))
-                continue
+                raw = self._write_event(event, True) if hide_usage else event.raw
+            else:
+                passes = self._beside(event)
+                if passes is None:
+                    continue
+                raw = passes
             if self._waiting or not self._covered(meter.seen):
                 self._waiting.append((meter.seen, raw, event))
             else:
                 self._ready.append(raw)
                 if event.after is not None:
                     self.after = event.after
+
+    def _beside(self, event: Event) -> bytes | None:
+        """What of an event that is no chunk goes to the client; None: nothing. Takes note of how the stream ends."""
+        kind = event.kind
+        if kind == "other":
+            return self._write_event(event, True) if self._hide_usage else event.raw
+        if kind == "comment":
+            return self._write_event(event, False)
+        if kind == "done":
+            if self.has_output or self._begun or self.usage is not None:
+                self._done, self.tail = True, event.raw
+            else:
+                self.ended = "died"  # the end of nothing
+        elif kind == "error":
+            self._note(event)
+            self.failure, self.ended = event.failure, "died"
+        elif kind == "refused":
+            self.cut("policy")
+        else:
+            self.bad_events += 1
+            self._meter.add_unreadable(event.raw.decode("utf-8", "replace"))
+        return None
 
     def _note(self, event: Event) -> None:
         for delta in event.deltas:
@@ -250,6 +260,8 @@ class Relay:
             self.has_output = True
             if event.finishes:
                 self.finishes.update(event.finishes)
+        else:
+            self._begun = True
         if event.usage is not None:
             self.usage, self._reported = merge(self.usage, event.usage), self._meter.counted
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from support_inloop import PROMPT_TOKENS, STREAM_HEAD, Bench, chunk, framed, running, sse, usage_chunk, whole
+from support_inloop import PROMPT, PROMPT_TOKENS, STREAM_HEAD, Bench, chunk, framed, request, running, sse, usage_chunk, whole
 from support_sockets import Script, read_request, scripted
 
 EXTEND = pytest.mark.parametrize("extend", [False, True], ids=["capped", "extended"])
@@ -246,6 +246,40 @@ async def test_case_38_before_the_first_output_another_deployment_is_tried(tmp_p
             assert (answer.code, answer.headers["x-sluicegate-deployment"], answer.done) == ("200", "second/two", True)
             assert bench.record.output_tokens == (20 if how == "error" else 40)
             assert len(bench.record.attempts) == 2
+
+
+ENDS = [sse(None), b": wait\n\n" + sse(None), sse({"choices": [], "usage": None}, None), b"event: x\ndata: {}\n\n" + sse(None), b""]
+
+
+@EXTEND
+@pytest.mark.parametrize("dialect", ["chat", "messages"])
+@pytest.mark.parametrize("said", ENDS)
+async def test_case_39_and_74_an_end_of_nothing_is_no_answer(tmp_path: Path, said: bytes, dialect: str, extend: bool) -> None:
+    """A stream that is nothing but its `[DONE]` is told, tried elsewhere and charged as one that is empty: its request may have been billed."""
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_request(reader)
+        writer.write(STREAM_HEAD + framed(said, last=True))
+
+    async with (
+        scripted(script) as port,
+        running(tmp_path, upstream=port, limits=LIMITS, extend=extend, models=ROUTE["models"], providers=ROUTE["providers"]) as bench,
+    ):
+        bench.truth, bench.slack = (PROMPT_TOKENS, 0), 20
+        answer = await bench.chat(stream=True, max_tokens=20) if dialect == "chat" else await bench.raw(messages("chat"))
+        assert (answer.status, answer.headers["content-type"]) == (502, "application/json")
+        assert answer.error["code"] == "upstream_error"
+        await bench.quiet()
+        assert [attempt.outcome for attempt in bench.record.attempts] == ["incomplete"]
+        assert (bench.record.input_tokens, bench.record.output_tokens, bench.record.source) == (PROMPT_TOKENS, 20, "counted" if extend else "held")
+        answer = await bench.chat(model="two", stream=True, max_tokens=20) if dialect == "chat" else await bench.raw(messages("two"))
+        assert (answer.status, answer.headers["x-sluicegate-deployment"]) == (200, "second/two")
+        bench.truth, bench.slack = (3 * PROMPT_TOKENS, 20), 40
+
+
+def messages(model: str) -> bytes:
+    asked = {"model": model, "stream": True, "max_tokens": 20, "messages": [{"role": "user", "content": PROMPT}], "metadata": {"user_id": "sk-key"}}
+    return request(json.dumps(asked).encode(), path="/v1/messages")
 
 
 # -- in the middle ------------------------------------------------------------------------------------------------------------------------

@@ -5,18 +5,19 @@ import json
 import random
 from collections import deque
 from collections.abc import Collection
+from types import ModuleType
 
 import pytest
 
 from sluicegate import growth as growth_module
 from sluicegate.core.claims import Reply
 from sluicegate.core.meter import Meter
-from sluicegate.dialects import openai_chat
+from sluicegate.dialects import anthropic_messages, ollama, openai_chat, openai_completions, openai_responses
 from sluicegate.dialects.form import Event
 from sluicegate.growth import ASK_AGAIN_S, FASTEST, LOOKAHEAD_MIN, PATIENCE_S, Growth, Pace
 from sluicegate.http.upstream import Reason
 from sluicegate.ledger.contract import LedgerUnavailable
-from sluicegate.relay import CLIENT_BUFFER_MAX, Relay
+from sluicegate.relay import CLIENT_BUFFER_MAX, Reader, Relay
 from support_inloop import chunk, sse, usage_chunk
 from support_playbook import FakeCall, FakeExchange
 from support_sockets import settle
@@ -46,6 +47,7 @@ class Stage:
         stop_lag_ms: int = 100,
         delta: int = 0,
         meter: Meter | None = None,
+        reader: Reader | None = None,
     ) -> None:
         self.now = 100.0
         self.exchange = FakeExchange()
@@ -62,7 +64,7 @@ class Stage:
         self.relay = Relay(
             self.exchange,  # type: ignore[arg-type]
             self.call,  # type: ignore[arg-type]
-            openai_chat.StreamReader(),
+            reader or openai_chat.StreamReader(),
             openai_chat.write_event,
             self.meter,
             hide_usage=hide_usage,
@@ -224,10 +226,58 @@ async def test_a_finish_without_done_is_an_end() -> None:
     assert (relay.ended, relay.tail) == ("complete", DONE)
 
 
-async def test_done_without_a_finish_is_an_end() -> None:
+@pytest.mark.parametrize("said", [text(3), ROLE, STOP, sse(usage_chunk(5, 0))])
+async def test_done_without_a_finish_is_an_end(said: bytes) -> None:
     """`[DONE]` says that all was said."""
     stage = Stage()
-    await stage.feed(text(3) + DONE)
+    await stage.feed(said + DONE)
+    assert (await stage.ended()).ended == "complete"
+
+
+NOTHING = [
+    *((openai_chat, said + DONE) for said in (b"", b": ping\n\n", b"data: {bro\n\n", b"event: x\ndata: {}\n\n")),
+    *((openai_chat, sse(said) + DONE) for said in ({"choices": []}, {"choices": [], "usage": None}, {"choices": [], "prompt_filter_results": []})),
+    (openai_completions, DONE),
+    (anthropic_messages, sse({"type": "ping"}) + sse({"type": "message_stop"})),
+    (anthropic_messages, sse({"type": "message_start", "message": {"id": "m", "content": []}}) + sse({"type": "message_stop"})),
+    (anthropic_messages, sse({"type": "message_delta", "delta": {"stop_reason": None}}) + sse({"type": "message_stop"})),
+    (openai_responses, sse({"type": "response.completed", "response": {"id": "r", "output": []}})),
+    (openai_responses, sse({"type": "response.created", "response": {"status": "in_progress"}}, {"type": "response.completed", "response": {}})),
+    (ollama, b'{"done":true}\n'),
+    (ollama, b'{"model":"m","done":true,"total_duration":5}\n'),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("granted", [0, 50])
+@pytest.mark.parametrize(("dialect", "said"), NOTHING)
+async def test_an_end_without_an_answer_is_none(dialect: ModuleType, said: bytes, granted: int) -> None:
+    """Nothing has been said, ended or counted, whatever the dialect calls its end: as if the stream were empty (cases 39, 74)."""
+    stage = Stage(reader=dialect.StreamReader(), granted=granted, want=100)
+    await stage.feed(said)
+    relay = await stage.ended()
+    assert (relay.ended, relay.has_output, relay.tail, relay.usage) == ("died", False, b"", None)
+    assert (relay.failure, relay.error, stage.exchange.data) == (None, None, b"")
+
+
+SOMETHING = [
+    (anthropic_messages, sse({"type": "message_start", "message": {"usage": {"input_tokens": 5}}}) + sse({"type": "message_stop"})),
+    (anthropic_messages, sse({"type": "content_block_start", "index": 0, "content_block": {"type": "text"}}, {"type": "message_stop"})),
+    (anthropic_messages, sse({"type": "message_delta", "delta": {"stop_reason": "end_turn"}}) + sse({"type": "message_stop"})),
+    (openai_responses, sse({"type": "response.completed", "response": {"status": "completed", "output": []}})),
+    (openai_responses, sse({"type": "response.completed", "response": {"usage": {"input_tokens": 5, "output_tokens": 0}}})),
+    (openai_responses, sse({"type": "response.incomplete", "response": {}})),
+    (ollama, b'{"done":true,"eval_count":1}\n'),
+    (ollama, b'{"done":true,"done_reason":"load"}\n'),
+    (ollama, b'{"message":{"role":"assistant","content":""},"done":true}\n'),
+    (ollama, b'{"message":{"role":"assistant","content":"a"},"done":false}\n{"done":true}\n'),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("dialect", "said"), SOMETHING)
+async def test_an_empty_answer_is_an_answer(dialect: ModuleType, said: bytes) -> None:
+    """A block, an end that is told as such, or usage is one, without any text."""
+    stage = Stage(reader=dialect.StreamReader(), hide_usage=False)
+    await stage.feed(said)
     assert (await stage.ended()).ended == "complete"
 
 

@@ -153,6 +153,7 @@ class StreamReader:
             self._report(said.usage, event)
             if said.delta is not None and said.delta.stop_reason:
                 event.finishes = [(0, finish_of(said.delta.stop_reason))]
+            self._is_nothing(event)
         elif kind == "message_start":
             self._start(said.message or Message(), event)
         elif kind == "message_stop":
@@ -170,6 +171,13 @@ class StreamReader:
         self._report(usage, event)
         self.head = Head(message.id, message.model, event.usage is not None and bool(event.usage.input_tokens))
         event.deltas = [*event.deltas, *deltas_of(message)]
+        self._is_nothing(event)
+
+    @staticmethod
+    def _is_nothing(event: Event) -> None:
+        """What frames an answer is none of it, if it says nothing of one."""
+        if event.usage is None and not event.finishes and not event.deltas:
+            event.kind = "other"
 
     def _report(self, reported: Any, event: Event) -> None:
         self._reported = reports.laid_over(self._reported, reported)

@@ -172,12 +172,12 @@ def streamed(body: bytes) -> bytes:
 class StreamReader:
     """Reads one streamed answer. The last line is two events: what it says, and the end."""
 
-    __slots__ = ("_called", "_reader")
+    __slots__ = ("_begun", "_called", "_reader")
     ending = b""
 
     def __init__(self) -> None:
         self._reader = Reader()
-        self._called = False
+        self._begun = self._called = False
 
     def feed(self, data: bytes) -> list[Event]:
         """The events that `data` completes."""
@@ -196,10 +196,15 @@ class StreamReader:
         failure = failure_in(body.error) if body.error is not None else None
         message = body.message
         deltas = _deltas(message) if message is not None else []
-        if message is not None and message.tool_calls:
-            self._called = True
+        if message is not None:
+            self._begun = True
+            if message.tool_calls:
+                self._called = True
         if failure is not None:
             return [Event(line.raw, "error", deltas, usage=_usage(body), failure=failure)]
         if not body.done:
             return [Event(line.raw, "chunk" if message is not None else "other", deltas)]
-        return [Event(line.raw, "chunk", deltas, [(0, finish_of(body, self._called))], _usage(body)), Event(b"", "done")]
+        usage = _usage(body)
+        if not self._begun and not body.done_reason and usage is None:
+            return [Event(line.raw, "other"), Event(b"", "done")]  # the end of nothing
+        return [Event(line.raw, "chunk", deltas, [(0, finish_of(body, self._called))], usage), Event(b"", "done")]

@@ -39,6 +39,8 @@ STATUS: dict[str, int] = {}
 PATH = b"/chat/completions"  # below a provider's base URL
 
 DONE = b"data: [DONE]\n\n"  # the end of a stream
+# What a chunk has that says nothing but usage.
+_REPEATED = frozenset(("id", "object", "created", "model", "service_tier", "system_fingerprint", "provider", "choices", "usage", "obfuscation", "p"))
 _UNNAMED = Failure(None, "", "", "The upstream reported an error.")
 
 
@@ -144,8 +146,8 @@ class StreamReader:
             event.kind = "error"
         elif more := self._beside_the_choices(loose, event.deltas):
             event.deltas = event.deltas + more
-        elif body.choices is None and event.usage is None:
-            event.kind = "other"
+        elif not body.choices and event.usage is None:
+            event.kind, event.usage_only = "other", "usage" in loose and _REPEATED.issuperset(loose)
         if event.kind == "chunk" or body.choices:
             self._last = raw.data
         return event

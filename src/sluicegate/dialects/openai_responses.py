@@ -292,6 +292,8 @@ class StreamReader:
         deltas = self._missing(output)
         if failure is not None:
             return [Event(raw, "error", deltas, usage=usage, failure=failure)]
+        if type_ == "response.completed" and usage is None and not (deltas or output or self._steps or self._seen or "status" in response):
+            return [Event(raw, "done")]  # of nothing
         finish = _finish(response if type_ != "response.incomplete" else response | {"status": "incomplete"})
         if finish == "stop" and self._called_back():
             finish = "tool_calls"

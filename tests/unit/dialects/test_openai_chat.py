@@ -233,8 +233,19 @@ def test_usage_beside_output_is_taken_and_hidden() -> None:
 def test_empty_choices_without_usage_pass() -> None:
     """Azure's first chunk has no choices and is no usage chunk."""
     (event,) = events_of({"choices": [], "prompt_filter_results": []})
-    assert (event.kind, event.usage_only) == ("chunk", False)
+    assert (event.kind, event.usage_only) == ("other", False)
     assert write_event(event, True) == event.raw
+    (event,) = StreamReader().feed(b'data: {"choices":[],"prompt_filter_results":[],"usage":null}\n\n')
+    assert write_event(event, True) == b'data: {"choices":[],"prompt_filter_results":[]}\n\n'
+
+
+@pytest.mark.parametrize("usage", [None, {}, "many"])
+def test_case_50_a_usage_chunk_that_says_none_is_hidden(usage: Any) -> None:
+    """It comes since the gateway has asked for usage: who has not sees no chunk without choices; who has sees it as it came."""
+    head = {"id": "c1", "object": "chat.completion.chunk", "created": 5, "model": "m"}
+    for said in ({"choices": [], "usage": usage}, head | {"choices": [], "usage": usage}):
+        (event,) = events_of(said)
+        assert (write_event(event, True), write_event(event, False)) == (b"", event.raw)
 
 
 def test_text_that_looks_like_usage_is_left_alone() -> None:
