@@ -6,8 +6,9 @@ What the API refuses is not sent to it (https://docs.anthropic.com/en/api/messag
   which the results of tools come first. Texts of nothing but white space are left out, as is white space at the end of a last turn of the assistant.
 - Thinking is sent back where it has a proof, and only to the model that gave it.
 - How much to think is a budget for models up to 4.5 and those of other vendors; later models take an effort, and decide themselves: a budget becomes
-  the effort that it is enough for, since without one they take "high". A budget stays below the cap, and there is none where a turn of a tool loop
-  does not begin with thinking, or a call is demanded.
+  the effort that it is enough for, since without one they take "high". A budget that the client says stays as it is if it is below the cap; any
+  other leaves a quarter of the cap to the answer. There is none where that is less than the API takes, where a turn of a tool loop does not begin
+  with thinking, or where a call is demanded.
 - A temperature is at most 1, and stands in for `top_p` where both are given; models from 4.7 on take neither.
 - A schema for the answer goes into `output_config.format`. JSON of any kind cannot be asked for.
 """
@@ -221,7 +222,8 @@ def _think(fields: dict[str, Any], prompt: Prompt, version: tuple[int, int] | No
         if effort:
             fields.setdefault("output_config", {})["effort"] = _EFFORTS.get(effort, "high" if version < (4, 7) and effort == "xhigh" else effort)
         return
-    budget = min(prompt.thinking_budget or _BUDGETS.get(effort, _BUDGETS["medium"]), cap - 1)
+    said = prompt.thinking_budget or 0
+    budget = said if 0 < said < cap else min(said or _BUDGETS.get(effort, _BUDGETS["medium"]), cap * 3 // 4)
     demanded = prompt.tool_choice is not None and prompt.tool_choice.kind in ("any", "tool")
     if budget < LEAST or demanded or (version is not None and version < (3, 7)) or _in_a_loop_without(fields["messages"]):
         prompt.left_out.append("thinking")

@@ -89,7 +89,8 @@ def _choice(choice: Choice, legacy: bool) -> dict[str, Any]:
         message["function_call"] = calls[0]["function"]
     elif calls:
         message["tool_calls"] = calls
-    return {"index": choice.index, "message": message, "logprobs": None, "finish_reason": _finish_reason(choice.finish, legacy)}
+    finish = choice.finish or ("tool_calls" if calls else "stop")
+    return {"index": choice.index, "message": message, "logprobs": None, "finish_reason": _finish_reason(finish, legacy)}
 
 
 def _call(call: ToolUse) -> dict[str, Any]:
@@ -109,9 +110,10 @@ def _finish_reason(reason: str, legacy: bool) -> str:
 class _State:
     """What of one choice has been written."""
 
-    __slots__ = ("calls", "details", "thought")
+    __slots__ = ("calls", "details", "finished", "thought")
 
     def __init__(self) -> None:
+        self.finished = False
         self.thought: list[str] = []  # since the last signature
         self.details = 0
         self.calls: dict[int, bool] = {}  # by number: whether arguments have been written
@@ -135,10 +137,12 @@ class Writer:
         return b"".join([self._piece(piece) for piece in pieces])
 
     def last(self, usage: Usage | None) -> bytes:
-        """Usage if it was asked for, and the end."""
+        """The end of choices of which the provider told none, usage if it was asked for, and the end."""
+        unended = [(index, "tool_calls" if state.calls else "stop") for index, state in self._states.items() if not state.finished]
+        told = b"".join([self._finish(Finish(index, reason)) for index, reason in unended])
         if not self._include_usage or usage is None:
-            return DONE
-        return b'%b],"usage":%b}\n\n' % (self._start, _encode(usage_fields(usage))) + DONE
+            return told + DONE
+        return told + b'%b],"usage":%b}\n\n' % (self._start, _encode(usage_fields(usage))) + DONE
 
     def _piece(self, piece: Piece) -> bytes:
         if isinstance(piece, Begin):
@@ -193,6 +197,7 @@ class Writer:
     def _finish(self, piece: Finish) -> bytes:
         """The end of a choice. A call without arguments gets empty ones, unless it was cut short."""
         out = []
+        self._states[piece.choice].finished = True
         if piece.reason != "length":
             calls = self._states[piece.choice].calls
             out = [self._call(piece.choice, call, {"arguments": "{}"}) for call, written in calls.items() if not written]

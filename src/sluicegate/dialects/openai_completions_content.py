@@ -73,7 +73,7 @@ def write_reply(reply: Reply, request: Request) -> bytes:
     choices = []
     for choice in reply.choices:
         text = "".join([part.text for part in choice.parts if isinstance(part, Text | Refusal)])
-        choices.append({"text": text, "index": choice.index, "logprobs": None, "finish_reason": choice.finish})
+        choices.append({"text": text, "index": choice.index, "logprobs": None, "finish_reason": choice.finish or "stop"})
     answer: dict[str, Any] = {"id": reply.id, "object": "text_completion", "created": reply.created, "model": reply.model, "choices": choices}
     if reply.usage is not None:
         answer["usage"] = counts(reply.usage)
@@ -88,20 +88,25 @@ class Writer:
     def __init__(self, request: Request) -> None:
         self.head = Head()
         self._include_usage = request.include_usage
+        self._unended: dict[int, None] = {}  # choices
 
     def write(self, pieces: list[Piece]) -> bytes:
         """The chunks of these pieces."""
         out = []
         for piece in pieces:
             if isinstance(piece, TextDelta | RefusalDelta):
+                self._unended[piece.choice] = None
                 out.append(chunk(self.head, piece.choice, piece.text, None))
             elif isinstance(piece, Finish):
+                self._unended.pop(piece.choice, None)
                 out.append(chunk(self.head, piece.choice, "", piece.reason))
             elif isinstance(piece, Begin):
                 self.head = Head(piece.id, piece.created, piece.model)
+                self._unended[0] = None
         return b"".join(out)
 
     def last(self, usage: Usage | None) -> bytes:
-        """The usage, if it was asked for, and the end."""
+        """The end of choices of which the provider told none, the usage, if it was asked for, and the end."""
+        ends = b"".join([chunk(self.head, index, "", "stop") for index in self._unended])
         told = chunk(self.head, None, "", None, {"usage": counts(usage)}) if self._include_usage and usage is not None else b""
-        return told + DONE
+        return ends + told + DONE

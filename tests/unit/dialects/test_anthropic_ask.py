@@ -206,10 +206,17 @@ def test_choice_of_a_tool(choice: ToolChoice | None, parallel: bool | None, want
 
 THINKING = [
     (OLD, {"thinking_budget": 2048, "thinking": "on"}, {"type": "enabled", "budget_tokens": 2048}, None),
-    (OLD, {"thinking_budget": 9000}, {"type": "enabled", "budget_tokens": 4095}, None),
+    (OLD, {"thinking_budget": 4095}, {"type": "enabled", "budget_tokens": 4095}, None),
+    (OLD, {"thinking_budget": 9000}, {"type": "enabled", "budget_tokens": 3072}, None),
+    (OLD, {"effort": "medium", "cap": 1200}, None, None),
+    (OLD, {"effort": "high", "cap": 1365}, None, None),
+    (OLD, {"effort": "high", "cap": 1366}, {"type": "enabled", "budget_tokens": 1024}, None),
+    (OLD, {"effort": "high", "cap": 40_000}, {"type": "enabled", "budget_tokens": 24_576}, None),
+    (OLD, {"thinking_budget": 1100, "cap": 1200}, {"type": "enabled", "budget_tokens": 1100}, None),
+    (OLD, {"thinking_budget": 1200, "cap": 1200}, None, None),
     (OLD, {"effort": "low"}, {"type": "enabled", "budget_tokens": 1024}, None),
-    (OLD, {"effort": "high"}, {"type": "enabled", "budget_tokens": 4095}, None),
-    (OLD, {"thinking": "adaptive"}, {"type": "enabled", "budget_tokens": 4095}, None),
+    (OLD, {"effort": "high"}, {"type": "enabled", "budget_tokens": 3072}, None),
+    (OLD, {"thinking": "adaptive"}, {"type": "enabled", "budget_tokens": 3072}, None),
     (OLD, {"effort": "none"}, {"type": "disabled"}, None),
     (OLD, {}, None, None),
     ("claude-3-5-haiku-20241022", {"effort": "high"}, None, None),
@@ -224,7 +231,7 @@ THINKING = [
     (NEW, {"thinking_budget": 10_000}, {"type": "adaptive"}, "medium"),
     (NEW, {"thinking": "on"}, {"type": "adaptive"}, None),
     (NEW, {"effort": "max"}, {"type": "adaptive"}, "max"),
-    (OLD, {"effort": "max"}, {"type": "enabled", "budget_tokens": 4095}, None),
+    (OLD, {"effort": "max"}, {"type": "enabled", "budget_tokens": 3072}, None),
     (NEW, {"effort": "xhigh"}, {"type": "adaptive"}, "xhigh"),
     (NEW, {"effort": "minimal"}, {"type": "adaptive"}, "low"),
     ("claude-fable-5-1", {"effort": "medium"}, {"type": "adaptive"}, "medium"),
@@ -233,7 +240,7 @@ THINKING = [
 
 @pytest.mark.parametrize(("model", "fields", "want", "effort"), THINKING, ids=range(len(THINKING)))
 def test_thinking(model: str, fields: Any, want: Any, effort: str | None) -> None:
-    """A budget below the cap for models that take one, an effort for later ones, nothing for those that do not think."""
+    """A budget for models that take one: the client's own if below the cap, else one that leaves the answer a quarter; an effort for later ones."""
     written = sent(model=model, **fields)
     assert (written.get("thinking"), written.get("output_config", {}).get("effort")) == (want, effort)
 

@@ -182,6 +182,17 @@ def test_a_streamed_call_without_arguments() -> None:
     assert deltas(*called, Finish(0, "length"))[-2:] == [{"tool_calls": [{"index": 1, "function": {"arguments": "{}"}}]}, "length"]
 
 
+def test_an_end_without_a_reason_is_told_as_one() -> None:
+    """Clients wait for a finish reason: a provider may have named none, whole or streamed."""
+    called = [ToolBegin(0, 0, "c1", "f"), ToolDelta(0, 0, "{}")]
+    assert deltas(TextDelta(0, "a")) == [{"content": "a"}, "stop"]
+    assert deltas() == ["stop"]
+    assert deltas(TextDelta(0, "a"), Finish(0, "length")) == [{"content": "a"}, "length"]
+    assert deltas(*called)[-1] == "tool_calls" and deltas(*called, functions=[{"name": "f"}])[-1] == "function_call"
+    assert replied(Text("a"), finish="")["choices"][0]["finish_reason"] == "stop"
+    assert replied(ToolUse("c1", "f", ""), finish="")["choices"][0]["finish_reason"] == "tool_calls"
+
+
 def test_a_streamed_older_function() -> None:
     """The first call alone."""
     pieces = [ToolBegin(0, 0, "c1", "f"), ToolDelta(0, 0, "{}"), ToolBegin(0, 1, "c2", "g"), Finish(0, "tool_calls")]

@@ -97,3 +97,12 @@ def test_a_stream(asked: bool) -> None:
     assert [event.usage for event in events if event.usage is not None] == ([Usage(7, 9)] if asked else [])
     assert events[-1].kind == "done" and writer.head.id == "id"
     assert writer.write([ThinkingDelta(0, "hmm")]) == b""
+
+
+def test_an_end_without_a_reason_is_told_as_one() -> None:
+    """Clients wait for a finish reason: a provider may have named none, whole or streamed."""
+    writer = Writer(request(stream=True))
+    data = writer.write([Begin("id", "served", 5), TextDelta(0, "a"), TextDelta(1, "b"), Finish(1, "length")]) + writer.last(None)
+    assert [finish for event in StreamReader().feed(data) for finish in event.finishes] == [(1, "length"), (0, "stop")]
+    whole = json.loads(write_reply(Reply("id", "served", 5, [Choice(0, [Text("a")], "")]), request()))
+    assert whole["choices"][0]["finish_reason"] == "stop"
