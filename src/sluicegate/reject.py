@@ -219,8 +219,7 @@ def refused(refusal: Refusal, show_figures: bool) -> Reject:
     if show_figures:
         detail |= {
             "limit": refusal.limit,
-            "used": refusal.used,
-            "held": refusal.held,
+            **({"used": refusal.used, "held": refusal.held} if refusal.asked else {}),
             "requested": refusal.requested,
             "affordable_output_tokens": refusal.affordable_output_tokens,
         } | ({"reserved": refusal.reserved} if refusal.reserved else {})

@@ -78,6 +78,7 @@ async def test_case_29_a_denied_big_request_takes_nothing(tmp_path: Path, limit:
     async with running(tmp_path, limits=f"[{limit}]", options={"completion": 10}) as bench:
         refused = await bench.chat(max_tokens=1000)
         assert (refused.status, refused.code, refused.error["sluicegate"]["reason"]) == (400, "request_too_large", "too_large")
+        assert {"limit", "requested"} <= refused.error["sluicegate"].keys() and not {"used", "held"} & refused.error["sluicegate"].keys()
         assert refused.headers["x-should-retry"] == "false"
         assert (await bench.chat(max_tokens=10)).code == "200"
 

@@ -49,6 +49,7 @@ class Refusal(msgspec.Struct, frozen=True):
     reserved: int  # of the limit, kept from this claimant's priority
     affordable_output_tokens: int
     name: str  # for x-sluicegate-limited-by
+    asked: bool = True  # how the counter stands; without that `used` and `held` are not known, and 0
 
 
 class _Claim(msgspec.Struct, frozen=True):
@@ -70,6 +71,14 @@ class _Claim(msgspec.Struct, frozen=True):
     def free(self) -> int:
         """Room on the counter; negative while an overrun is not repaid, or where only what is reserved is left."""
         return self.most - self.state[0] - (self.state[1] if self.ref.kind in ("w", "o") else 0)
+
+    @property
+    def used(self) -> int:
+        return self.state[0]
+
+    @property
+    def held(self) -> int:
+        return 0 if self.ref.kind == "s" else self.state[1]
 
     @property
     def reason(self) -> Reason:
@@ -121,7 +130,8 @@ def explain(
     worst = min(refusing, key=lambda claim: (REASONS.index(claim.reason), -claim.room_at_ms(reply.now_ms)))
     if worst.reason == "too_large":
         fits = worst.fits(worst.most)
-        return too_large(worst.counter, worst.needed, -1 if fits is None else fits, worst.ref.reserved, show_figures)
+        refusal = too_large(worst.counter, worst.needed, -1 if fits is None else fits, worst.ref.reserved, show_figures)
+        return msgspec.structs.replace(refusal, used=worst.used, held=worst.held, asked=True)
     return _refusal(worst, reply.now_ms, _affordable(claims, want), show_figures)
 
 
@@ -177,7 +187,8 @@ def shadowed(shadows: Sequence[tuple[int, int]], refs: RefSet, amounts: Sequence
 def too_large(counter: Counter, requested: int, fits_output_tokens: int, reserved: int = 0, show_figures: bool = True) -> Refusal:
     """The refusal of a request that can never fit: a refilling limit's capacity, or an empty window, is below it.
 
-    fits_output_tokens: the longest answer that would fit; negative if not even the input does. reserved: kept from this claimant.
+    fits_output_tokens: the longest answer that would fit; negative if not even the input does. reserved: kept from this claimant. How the counter
+    stands is not said: it need not be asked for that.
     """
     status, code, type_ = ANSWERS["too_large"]
     limit = counter.ceiling
@@ -190,7 +201,7 @@ def too_large(counter: Counter, requested: int, fits_output_tokens: int, reserve
         hint = f"At most {fits_output_tokens} output tokens would fit." if show_figures else "Ask for fewer output tokens."
     message = f"Request too large for {_subject(counter)}{figures}. {hint}"
     fits = max(fits_output_tokens, 0)
-    return Refusal("too_large", counter, status, code, type_, message, None, 0, 0, 0, requested, limit, reserved, fits, name(counter))
+    return Refusal("too_large", counter, status, code, type_, message, None, 0, 0, 0, requested, limit, reserved, fits, name(counter), asked=False)
 
 
 def _claims(
@@ -226,7 +237,7 @@ def _affordable(claims: Sequence[_Claim], want: int) -> int:
 def _refusal(claim: _Claim, now_ms: int, affordable: int, show_figures: bool) -> Refusal:
     reason, counter, room_at_ms = claim.reason, claim.counter, claim.room_at_ms(now_ms)
     status, code, type_ = ANSWERS[reason]
-    used, held = (claim.state[0], 0) if claim.ref.kind == "s" else claim.state
+    used, held = claim.used, claim.held
     if reason == "exhausted" and counter.unit is Unit.USD:
         status = 402
     retry_after_s = None if reason == "exhausted" else max(1, -(-(room_at_ms - now_ms) // 1000)) if reason == "rate" else 1

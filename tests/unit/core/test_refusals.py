@@ -131,6 +131,7 @@ def test_concurrency() -> None:
 def test_too_large_whatever_is_used(limit: str, claim: tuple[int, int]) -> None:
     """What no window holds even when empty is a 400 that is not worth trying again."""
     refusal = Case((limit, (10, 10), claim)).refused()
+    assert (refusal.used, refusal.asked) == (10, True)
     assert (refusal.reason, refusal.status, refusal.code, refusal.type) == ("too_large", 400, "request_too_large", "invalid_request_error")
     assert refusal.retry_after_s is None
 
@@ -142,6 +143,7 @@ def test_too_large_says_what_would_fit() -> None:
         "Request too large for key tight on tokens per min (TPM): Limit 300, Requested 532. At most 168 output tokens would fit."
     )
     assert too_large(counter, 532, 168).affordable_output_tokens == 168
+    assert not too_large(counter, 532, 168).asked
     assert too_large(counter, 532, -1).message.endswith("The input must be shorter.")
     assert Case(("300 tokens/minute", (0, 0), (532, 0))).refused(aim=400).affordable_output_tokens == 168
     (nothing,) = group("acme", KEY, [parse("0 tokens/day")])
