@@ -83,12 +83,12 @@ class Names:
         return new
 
 
-def changed(text: str, changes: Sequence[Change]) -> str:
-    """JSON with other strings in some places, each in quotes."""
-    names = Names(part.text for part in parts(text) if part.name) if any(part.name for part, _ in changes) else None
+def changed(text: str, changes: Sequence[Change], names: Iterable[str]) -> str:
+    """JSON with other strings in some places, each in quotes. names: of all its members."""
+    named = Names(names)
     out, at = list[str](), 0
     for part, told in changes:
-        out += text[at : part.start], quoted(names.of(part.text, told) if names is not None and part.name else told)
+        out += text[at : part.start], quoted(named.of(part.text, told) if part.name else told)
         at = part.end
     return "".join([*out, text[at:]])
 

@@ -202,12 +202,14 @@ class Speech:
         if len(arguments) <= self.pace.size and not self.refused and not self._any.anywhere([part.text for part in parts(arguments)]):
             yield
             return arguments
-        changes: list[Change] = []
+        changes, names = list[Change](), set[str]()
         for part in parts(arguments):
+            if part.name:
+                names.add(part.text)
             told = yield from self.read(part.text)
             if told != part.text:
                 changes.append((part, told))
-        return changed(arguments, changes) if changes else arguments
+        return changed(arguments, changes, names) if changes else arguments
 
     def _read_loose(self, written: str) -> Steps[str]:
         """What is no JSON, as a text and without its escapes."""

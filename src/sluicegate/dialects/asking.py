@@ -173,7 +173,7 @@ def _is_fixed(holder: Any, place: Any, text: str) -> bool:
 def _arguments(text: str, told: Callable[[str], str]) -> str:
     read = [(part, told(part.text)) for part in parts(text)]
     changes = [(part, new) for part, new in read if new != part.text]
-    return changed(text, changes) if changes else text
+    return changed(text, changes, (part.text for part, _ in read if part.name)) if changes else text
 
 
 # -- system prompts -----------------------------------------------------------------------------------------------------------------------
