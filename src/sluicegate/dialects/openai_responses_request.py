@@ -19,19 +19,7 @@ from msgspec import Meta, Raw, Struct
 from sluicegate.dialects.form import BadRequest, Request, Target
 from sluicegate.dialects.hosted import of_code, of_response, of_tool
 from sluicegate.dialects.openai_messages import Content
-from sluicegate.dialects.openai_request import (
-    CAPS,
-    NUMBER_MAX,
-    RENDERED,
-    SETTING_BYTES,
-    Count,
-    Thinking,
-    as_known,
-    budget_of,
-    cap_of,
-    more_fields,
-    strictly,
-)
+from sluicegate.dialects.openai_request import CAPS, RENDERED, SETTING_BYTES, Count, Thinking, as_known, budget_of, cap_of, more_fields, strictly
 from sluicegate.dialects.openai_responses_items import OURS, add_items, without_reasoning
 from sluicegate.dialects.repeats import refuse_repeats
 from sluicegate.dialects.showing import shows_all
@@ -75,7 +63,7 @@ class Body(Struct, gc=False):
     n: Literal[1] | None = None
     best_of: Literal[1] | None = None
     n_cmpl: Literal[1] | None = None
-    max_tool_calls: Annotated[int, Meta(ge=0, le=NUMBER_MAX)] | None = None
+    max_tool_calls: Count | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_logprobs: int | None = None

@@ -224,7 +224,7 @@ def test_what_a_provider_may_add_or_hide() -> None:
         ({"text": "x"}, "text"),
         ({"text": {"format": "json"}}, "text.format"),
         ({"temperature": "1"}, "temperature"),
-        ({"max_tool_calls": -1}, "max_tool_calls"),
+        ({"max_tool_calls": 0}, "max_tool_calls"),
         ({"store": "no"}, "store"),
         ({"include": "x"}, "include"),
         ({"metadata": []}, "metadata"),
