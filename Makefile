@@ -24,7 +24,7 @@ test: check redis postgres
 # Every test again, with what it reaches: fails where a module that the cap depends on is below the floor; writes the table in docs/safety.md.
 cov: $(VENV)/test.stamp redis postgres
 	@rm -rf .make/coverage && mkdir -p .make/coverage
-	@export COVERAGE_FILE=$(CURDIR)/.make/coverage/data; $(BIN)/python -m coverage run -m pytest && \
+	@export COVERAGE_FILE=$(CURDIR)/.make/coverage/data; $(BIN)/python -m coverage run -m pytest -n 2 --dist loadfile && \
 	    $(BIN)/python -m coverage combine --quiet && $(BIN)/python -m coverage json --quiet -o .make/coverage/report.json
 	@$(BIN)/python tests/safety_table.py .make/coverage/report.json docs/safety.md
 
