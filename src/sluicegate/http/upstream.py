@@ -30,6 +30,7 @@ from sluicegate.http.route import in_ascii, route
 Reason = Literal["connect", "tls", "timeout", "deadline", "reset", "incomplete", "protocol", "closed"]
 
 TICK_S = 0.1
+STALL_S = 0.3  # a timer that is so much too late says that nothing has been read meanwhile: the peers are not to blame
 REUSE_RACE_S = 0.1
 HEADS_MAX = 256
 SLICE_BYTES = 262_144  # of a large body: written when the one before has been taken
@@ -413,10 +414,14 @@ class Pool:
 
     def _run_timer(self) -> None:
         self._timer = self.loop.call_later(TICK_S, self._tick)
+        self._due = self.loop.time() + TICK_S
 
     def _tick(self) -> None:
         self._timer = None
         now = self.loop.time()
+        if now - self._due > STALL_S:  # what has come is read first: the next tick judges
+            self._run_timer()
+            return
         for call in list(self._calls):
             call.expire(now)
         while self._idle and now - self._idle[0].idle_since > self._idle_s:

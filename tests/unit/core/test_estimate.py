@@ -164,7 +164,7 @@ def test_marks_count_where_nothing_else_is_written_into_the_cache() -> None:
         ({"extra_body": {"enable_search": True}}, "extra_body"),
         ({"tools": [{"type": "custom"}, {"type": "web_search"}]}, "tools[1].type"),
         ({"max_tokens": 2**53 - 1}, "max_tokens"),
-        ({"max_tokens": 5, "max_completion_tokens": 2**53 - 1}, "max_completion_tokens"),
+        ({"max_completion_tokens": 2**53 - 1}, "max_completion_tokens"),
         ({"n_predict": 2**53 - 1}, "n_predict"),
     ],
 )

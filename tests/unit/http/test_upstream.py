@@ -413,6 +413,21 @@ async def test_no_answer_times_out(came: bytes) -> None:
     assert net.last.aborted
 
 
+async def test_what_came_while_the_process_stood_still_is_read_before_time_is_up() -> None:
+    """A machine that stops for seconds finds its timers due and its answers unread: peers are judged by what they have sent by then."""
+    net = Net()
+    call, task = await net.start()
+    net.loop.now += 12  # nothing ran: neither timers nor reads
+    net.loop.advance(0)
+    net.last.feed(OK + b"Content-Length: 0\r\n\r\n")
+    await task
+    assert call.status == 200
+    _, silent = await net.start()
+    net.loop.now += 12
+    net.loop.advance(0.2)
+    assert (await failure(silent)).reason == "timeout"
+
+
 async def test_silence_in_an_answer_times_out() -> None:
     """idle runs between pieces; each piece starts it anew; a pause by the caller does not count."""
     net = Net()
